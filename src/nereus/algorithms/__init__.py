@@ -1,0 +1,1 @@
+"""One file = one RL algorithm: its calls, what each reads and writes, its losses."""

@@ -1,0 +1,1 @@
+"""The loop, the pure brain, the monitor's signals and horizons."""

@@ -1,0 +1,120 @@
+"""The vocabulary: frozen values, errors, ports. Standard library only."""
+
+from nereus.core.capabilities import Capabilities, Pin
+from nereus.core.cluster import Cluster, Device, DeviceKind, Link
+from nereus.core.decision import (
+    Adapt,
+    ControllerState,
+    Decision,
+    Keep,
+    Outcome,
+    Payback,
+    Proposal,
+    Rejection,
+    Restart,
+)
+from nereus.core.emu import EMU, EMUSet, expand
+from nereus.core.errors import (
+    FrameworkError,
+    InfeasibleError,
+    NereusError,
+    OutOfMemoryError,
+    SettingsError,
+    TransitionError,
+    TransportError,
+    WorkerLostError,
+)
+from nereus.core.estimate import Calibration, Efficiency, Estimate
+from nereus.core.layout import Layout
+from nereus.core.model_stage import MODELS, ModelStage, Stage
+from nereus.core.observation import Boundary, Horizon, Observation, Signal, Timing, Trigger
+from nereus.core.plan import Assignment, Candidate, Partition, Plan
+from nereus.core.spec import DTYPE_BYTES, Cut, Head, ModelSpec, RopeScaling, TensorSpec, Where
+from nereus.core.state import Kind, LogicalState, StateSchema
+from nereus.core.transition import (
+    Box,
+    Destroy,
+    Edge,
+    EdgeKind,
+    Extend,
+    Merge,
+    Move,
+    Primitive,
+    Split,
+    TransitionDAG,
+    TransitionEstimate,
+)
+from nereus.core.workflow import Call, Work, Workflow
+from nereus.core.workload import Lengths, Workload
+
+__all__ = [
+    "DTYPE_BYTES",
+    "EMU",
+    "MODELS",
+    "Adapt",
+    "Assignment",
+    "Boundary",
+    "Box",
+    "Calibration",
+    "Call",
+    "Candidate",
+    "Capabilities",
+    "Cluster",
+    "ControllerState",
+    "Cut",
+    "Decision",
+    "Destroy",
+    "Device",
+    "DeviceKind",
+    "EMUSet",
+    "Edge",
+    "EdgeKind",
+    "Efficiency",
+    "Estimate",
+    "Extend",
+    "FrameworkError",
+    "Head",
+    "Horizon",
+    "InfeasibleError",
+    "Keep",
+    "Kind",
+    "Layout",
+    "Lengths",
+    "Link",
+    "LogicalState",
+    "Merge",
+    "ModelSpec",
+    "ModelStage",
+    "Move",
+    "NereusError",
+    "Observation",
+    "OutOfMemoryError",
+    "Outcome",
+    "Partition",
+    "Payback",
+    "Pin",
+    "Plan",
+    "Primitive",
+    "Proposal",
+    "Rejection",
+    "Restart",
+    "RopeScaling",
+    "SettingsError",
+    "Signal",
+    "Split",
+    "Stage",
+    "StateSchema",
+    "TensorSpec",
+    "Timing",
+    "TransitionDAG",
+    "TransitionError",
+    "TransitionEstimate",
+    "TransportError",
+    "Trigger",
+    "Where",
+    "Work",
+    "WorkerLostError",
+    "Workflow",
+    "Workload",
+    "expand",
+]

@@ -1,0 +1,86 @@
+"""Devices and the links between them (P_gpu, paper §4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from nereus.core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """One type of device. `peak_flops` maps a dtype to operations per second."""
+
+    name: str
+    memory_bytes: int
+    peak_flops: Mapping[str, float]
+    memory_bytes_per_s: float
+    launch_s: float = 1e-5
+    """Fixed host cost of one operation."""
+    speed: float = 1.0
+    """Share of a core for a paced local device (D5.11); 1 elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the paper counts as a GPU."""
+
+    id: int
+    node: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Achievable bandwidth of one direction between two devices, and the time of an empty message."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices a job may use now. `links` is keyed `intra` (same node) and `inter`."""
+
+    devices: tuple[Device, ...]
+    kinds: Mapping[str, DeviceKind]
+    links: Mapping[str, Link]
+
+    def __post_init__(self) -> None:
+        ids = [device.id for device in self.devices]
+        if len(set(ids)) != len(ids):
+            raise SettingsError(f"cluster: device ids repeat: {ids}")
+        unknown = {device.kind for device in self.devices} - set(self.kinds)
+        if unknown:
+            raise SettingsError(f"cluster: unknown device kinds {sorted(unknown)}, valid: {sorted(self.kinds)}")
+        if not {"intra", "inter"} <= set(self.links):
+            raise SettingsError("cluster: links need the keys intra and inter")
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Device ids in order."""
+        return tuple(device.id for device in self.devices)
+
+    def device(self, device_id: int) -> Device:
+        """The device with this id."""
+        return next(device for device in self.devices if device.id == device_id)
+
+    def kind(self, device_id: int) -> DeviceKind:
+        """The kind of a device."""
+        return self.kinds[self.device(device_id).kind]
+
+    def link(self, ids: Collection[int]) -> Link:
+        """The slowest link among the devices `ids`."""
+        nodes = {self.device(device_id).node for device_id in ids}
+        return self.links["intra" if len(nodes) <= 1 else "inter"]
+
+    def without(self, ids: Collection[int]) -> Cluster:
+        """The cluster that is left when devices go."""
+        gone = set(ids)
+        return Cluster(tuple(d for d in self.devices if d.id not in gone), self.kinds, self.links)
+
+    def only(self, ids: Collection[int]) -> Cluster:
+        """The cluster of just these devices."""
+        kept = set(ids)
+        return Cluster(tuple(d for d in self.devices if d.id in kept), self.kinds, self.links)

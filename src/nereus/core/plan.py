@@ -1,0 +1,120 @@
+"""A plan: one placed candidate per model-stage (S = {π_M}, paper §4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nereus.core.errors import SettingsError
+from nereus.core.layout import Layout
+from nereus.core.model_stage import ModelStage
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """How one model-stage could run, not yet placed. `micro_batch` is in sequences."""
+
+    model_stage: ModelStage
+    layout: Layout
+    dp: int
+    micro_batch: int = 1
+    recompute: str = "none"
+    kv_bytes: int = 0
+    offload: bool = False
+    zero: int = 0
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+    vpp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dp < 1 or self.micro_batch < 1:
+            raise SettingsError(f"{self.model_stage}: dp {self.dp} and micro_batch {self.micro_batch} must be >= 1")
+
+    @property
+    def devices(self) -> int:
+        """Number of devices it needs."""
+        return self.dp * self.layout.size * self.cp
+
+    def __str__(self) -> str:
+        return f"{self.model_stage} {self.layout} dp{self.dp} mb{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A candidate and the devices of each of its units, in (pp rank, tp rank) order."""
+
+    candidate: Candidate
+    units: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        ms, layout, dp = self.candidate.model_stage, self.candidate.layout, self.candidate.dp
+        if len(self.units) != dp:
+            raise SettingsError(f"{ms}: dp {dp} needs {dp} units, got {len(self.units)}")
+        for unit in self.units:
+            if len(unit) != layout.size:
+                raise SettingsError(f"{ms}: a unit of {layout} needs {layout.size} devices, got {list(unit)}")
+        flat = [device for unit in self.units for device in unit]
+        twice = sorted({device for device in flat if flat.count(device) > 1})
+        if twice:
+            raise SettingsError(f"{ms}: devices {twice} are in two concurrent units or twice in one")
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Every device of the model-stage."""
+        return frozenset(device for unit in self.units for device in unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A part of the pool that a set of model-stages has to itself (D7.5)."""
+
+    model_stages: frozenset[ModelStage]
+    devices: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One assignment per model-stage. Model-stages that share a device take turns on it."""
+
+    assignments: tuple[Assignment, ...]
+    partitions: tuple[Partition, ...] = ()
+
+    def __post_init__(self) -> None:
+        stages = [a.candidate.model_stage for a in self.assignments]
+        if len(set(stages)) != len(stages):
+            raise SettingsError(f"plan: a model-stage is assigned twice: {[str(ms) for ms in stages]}")
+        for index, partition in enumerate(self.partitions):
+            for other in self.partitions[index + 1 :]:
+                if partition.devices & other.devices:
+                    raise SettingsError(f"plan: partitions share devices {sorted(partition.devices & other.devices)}")
+            for a in self.assignments:
+                inside = a.candidate.model_stage in partition.model_stages
+                if inside and not a.devices <= partition.devices:
+                    outside = sorted(a.devices - partition.devices)
+                    raise SettingsError(f"plan: {a.candidate.model_stage} uses {outside} outside its partition")
+
+    def of(self, model_stage: ModelStage) -> Assignment:
+        """The assignment of a model-stage. Raises KeyError when the plan has none."""
+        for assignment in self.assignments:
+            if assignment.candidate.model_stage == model_stage:
+                return assignment
+        raise KeyError(str(model_stage))
+
+    @property
+    def model_stages(self) -> tuple[ModelStage, ...]:
+        """In stage order."""
+        return tuple(sorted((a.candidate.model_stage for a in self.assignments), key=lambda ms: ms.sort_key))
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Every device in use."""
+        return frozenset[int]().union(*(a.devices for a in self.assignments))
+
+    def describe(self) -> str:
+        """One line: the layout of each model-stage."""
+        parts = []
+        for ms in self.model_stages:
+            a = self.of(ms)
+            devices = ",".join(map(str, sorted(a.devices)))
+            parts.append(f"{ms} {a.candidate.layout} dp{a.candidate.dp} [{devices}]")
+        return "; ".join(parts)

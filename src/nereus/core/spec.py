@@ -1,0 +1,148 @@
+"""The sizes of a model (its *spec*) and how each of its tensors is cut by TP and PP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nereus.core.errors import SettingsError
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8}
+
+
+class Head(StrEnum):
+    """What the last pp rank computes: vocabulary logits, or one scalar a token (critic, reward)."""
+
+    LM = "lm"
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama-3 frequency scaling of rotary embeddings."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes of a decoder-only transformer. `experts` = 0 means dense."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    vocab: int
+    experts: int = 0
+    experts_per_token: int = 0
+    tied_embeddings: bool = False
+    dtype: str = "fp32"
+    head: Head = Head.LM
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    max_positions: int = 131_072
+
+    def __post_init__(self) -> None:
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "max_positions")
+        for field in sizes:
+            if getattr(self, field) < 1:
+                raise SettingsError(f"model spec: {field} is {getattr(self, field)}, must be at least 1")
+        if self.heads % self.kv_heads:
+            raise SettingsError(f"model spec: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
+        if self.dtype not in DTYPE_BYTES:
+            raise SettingsError(f"model spec: dtype {self.dtype!r}, valid: {', '.join(DTYPE_BYTES)}")
+        if self.head is Head.SCALAR and self.tied_embeddings:
+            raise SettingsError("model spec: a scalar head cannot be tied to the embeddings")
+
+
+class Where(StrEnum):
+    """Which pp ranks hold a tensor that belongs to no layer."""
+
+    LAYER = "layer"
+    FIRST = "first"
+    LAST = "last"
+    BOTH_ENDS = "both_ends"
+    """First and last pp rank hold a copy each of one logical tensor (tied embeddings)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How tensor parallelism cuts one dim of a tensor into `blocks` indivisible blocks of equal size.
+
+    `dim` None: every tp rank holds the whole tensor. `padded`: equal chunks of ceil(blocks / tp), the last ones
+    padded with zero rows (vocabulary). `replicated`: with fewer blocks than tp ranks, rank r holds block
+    r * blocks // tp (KV heads). Otherwise shares are ceil/floor, larger first.
+    """
+
+    dim: int | None = None
+    blocks: int = 1
+    padded: bool = False
+    replicated: bool = False
+
+    def share(self, tp: int, rank: int) -> tuple[int, int]:
+        """The half-open range of blocks that tp rank `rank` of `tp` owns; may be empty for padded cuts."""
+        if self.dim is None:
+            return (0, self.blocks)
+        if self.padded:
+            chunk = -(-self.blocks // tp)
+            return (min(rank * chunk, self.blocks), min((rank + 1) * chunk, self.blocks))
+        if self.replicated and self.blocks < tp:
+            block = rank * self.blocks // tp
+            return (block, block + 1)
+        small, extra = divmod(self.blocks, tp)
+        start = rank * small + min(rank, extra)
+        return (start, start + small + (rank < extra))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One logical tensor: its Hugging Face name (global layer index), global shape, and how TP and PP place it."""
+
+    name: str
+    shape: tuple[int, ...]
+    where: Where
+    layer: int | None = None
+    cut: Cut = Cut()
+    partial_gradient: bool = False
+    """True for a replicated tensor whose gradient is a different partial sum on each tp rank (q/k norms)."""
+
+    def __post_init__(self) -> None:
+        if (self.where is Where.LAYER) != (self.layer is not None):
+            raise SettingsError(f"tensor {self.name}: layer {self.layer} does not go with where={self.where}")
+        if self.cut.dim is not None and self.shape[self.cut.dim] % self.cut.blocks:
+            raise SettingsError(f"tensor {self.name}: dim of {self.shape[self.cut.dim]} in {self.cut.blocks} blocks")
+
+    def interval(self, tp: int, rank: int) -> tuple[int, int]:
+        """Half-open range of indices of `cut.dim` (dim 0 when uncut) that tp rank `rank` owns."""
+        if self.cut.dim is None:
+            return (0, self.shape[0] if self.shape else 1)
+        block = self.shape[self.cut.dim] // self.cut.blocks
+        start, stop = self.cut.share(tp, rank)
+        return (start * block, stop * block)
+
+    def local_shape(self, tp: int, rank: int) -> tuple[int, ...]:
+        """Shape of the tensor as stored on tp rank `rank`, padding rows included."""
+        if self.cut.dim is None:
+            return self.shape
+        start, stop = self.interval(tp, rank)
+        length = stop - start
+        if self.cut.padded:
+            length = -(-self.cut.blocks // tp) * (self.shape[self.cut.dim] // self.cut.blocks)
+        return (*self.shape[: self.cut.dim], length, *self.shape[self.cut.dim + 1 :])
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the logical tensor."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product

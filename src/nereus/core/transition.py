@@ -1,0 +1,170 @@
+"""Primitives, their DAG, and the moves they expand to (paper §5.2, §6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+
+from nereus.core.emu import EMU, EMUSet
+from nereus.core.errors import SettingsError
+from nereus.core.model_stage import ModelStage
+from nereus.core.state import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One step of a transition. `group` names its commit group; byte counts are stored bytes by device.
+
+    An acquiring primitive builds `targets` out of shards of `sources`; Destroy has sources alone.
+    `acquires` are allocated when the primitive starts, `releases` freed when it ends.
+    """
+
+    id: str
+    sources: tuple[EMU, ...]
+    targets: tuple[EMU, ...]
+    group: str
+    acquires: Mapping[int, int] = field(default_factory=dict)
+    releases: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def model_stage(self) -> ModelStage:
+        """The model-stage it changes."""
+        return self.sources[0].model_stage
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Every device that takes part."""
+        return frozenset(device for unit in (*self.sources, *self.targets) for device in unit.devices)
+
+    @property
+    def name(self) -> str:
+        """Split, Merge, Extend or Destroy."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        sources, targets = (" + ".join(map(str, units)) for units in (self.sources, self.targets))
+        return f"{self.name}({sources}) -> {targets or 'nothing'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Primitive):
+    """Cut a unit into smaller, independent units on its own devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge(Primitive):
+    """Assemble a larger unit from replicas of the same model-stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Primitive):
+    """Copy a unit's state to devices that hold none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destroy(Primitive):
+    """Release a unit whose state is held elsewhere. Never undone."""
+
+    def __post_init__(self) -> None:
+        if self.targets:
+            raise SettingsError(f"{self.id}: Destroy has no targets")
+
+
+class EdgeKind(StrEnum):
+    """Why one primitive waits for another."""
+
+    STATE = "state"
+    RESOURCE = "resource"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`later` starts only after `earlier` has completed (and, for a STATE edge to a Destroy, committed)."""
+
+    earlier: str
+    later: str
+    kind: EdgeKind
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionDAG:
+    """From the units that exist to the goal. `primitives` are in a valid execution order, the same on every device."""
+
+    start: EMUSet
+    goal: EMUSet
+    primitives: tuple[Primitive, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        ids = [primitive.id for primitive in self.primitives]
+        if len(set(ids)) != len(ids):
+            raise SettingsError(f"transition: primitive ids repeat: {ids}")
+        before = self.predecessors()
+        unknown = {edge.earlier for edge in self.edges} | {edge.later for edge in self.edges}
+        if unknown - set(ids):
+            raise SettingsError(f"transition: edges name unknown primitives {sorted(unknown - set(ids))}")
+        try:
+            tuple(TopologicalSorter(before).static_order())
+        except CycleError as error:
+            raise SettingsError(f"transition: primitives wait for each other: {error.args[1]}") from None
+        place = {name: index for index, name in enumerate(ids)}
+        for edge in self.edges:
+            if place[edge.earlier] >= place[edge.later]:
+                raise SettingsError(f"transition: {edge.later} is listed before {edge.earlier}, which it waits for")
+
+    def predecessors(self) -> dict[str, set[str]]:
+        """Primitive id → ids it waits for."""
+        before: dict[str, set[str]] = {primitive.id: set() for primitive in self.primitives}
+        for edge in self.edges:
+            before.setdefault(edge.later, set()).add(edge.earlier)
+        return before
+
+    @property
+    def groups(self) -> Mapping[str, tuple[Primitive, ...]]:
+        """Commit groups of the acquiring primitives, in order."""
+        found: dict[str, list[Primitive]] = {}
+        for primitive in self.primitives:
+            if not isinstance(primitive, Destroy):
+                found.setdefault(primitive.group, []).append(primitive)
+        return {name: tuple(members) for name, members in found.items()}
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Every device that takes part."""
+        return frozenset[int]().union(*(primitive.devices for primitive in self.primitives))
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A range of indices of one dim of a logical tensor; the other dims are whole."""
+
+    dim: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One box of one tensor and kind, sent by `source` to every device of `targets`."""
+
+    tensor: str
+    kind: Kind
+    box: Box
+    source: int
+    targets: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionEstimate:
+    """What a transition is expected to take. `minimum_bytes` is M*, `composed_bytes` the paper's composition C."""
+
+    seconds: float
+    peak_bytes: Mapping[int, int]
+    link_bytes: Mapping[str, int]
+    moved_bytes: int
+    minimum_bytes: int
+    composed_bytes: int
+    critical_path: tuple[str, ...] = ()

@@ -1,0 +1,72 @@
+"""How many sequences a step handles and how long they are: what drifts (paper §3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nereus.core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of lengths in tokens. `quantiles`, when given, are evenly spaced from 0 to 1."""
+
+    mean: float
+    p95: float
+    maximum: float
+    quantiles: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mean <= self.maximum or not 0 <= self.p95 <= self.maximum:
+            raise SettingsError(f"lengths: need 0 <= mean, p95 <= maximum, got {self}")
+
+    @classmethod
+    def constant(cls, tokens: float) -> Lengths:
+        """Every sequence has the same length."""
+        return cls(tokens, tokens, tokens)
+
+    @classmethod
+    def measured(cls, lengths: Sequence[int], levels: int = 21) -> Lengths:
+        """The distribution of observed lengths (at least one)."""
+        ordered = sorted(lengths)
+        last = len(ordered) - 1
+
+        def at(level: float) -> float:
+            return float(ordered[round(level * last)])
+
+        quantiles = tuple(at(index / (levels - 1)) for index in range(levels))
+        return cls(sum(ordered) / len(ordered), at(0.95), float(ordered[-1]), quantiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One RL step: prompts × samples_per_prompt sequences in mini-batches of `mini_batch` sequences."""
+
+    prompts: int
+    samples_per_prompt: int
+    prompt: Lengths
+    response: Lengths
+    mini_batch: int
+    max_response_tokens: int
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("prompts", "samples_per_prompt", "mini_batch", "max_response_tokens", "epochs"):
+            if getattr(self, field) < 1:
+                raise SettingsError(f"workload: {field} is {getattr(self, field)}, must be at least 1")
+        if self.sequences % self.mini_batch:
+            raise SettingsError(
+                f"mini_batch {self.mini_batch} does not divide the batch of {self.sequences} sequences "
+                f"({self.prompts} prompts x {self.samples_per_prompt})"
+            )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one RL step."""
+        return self.prompts * self.samples_per_prompt
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of one RL step."""
+        return self.epochs * self.sequences // self.mini_batch

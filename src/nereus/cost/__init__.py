@@ -1,0 +1,1 @@
+"""Seconds and bytes of a call, a step, a transition; calibration."""

@@ -1,0 +1,1 @@
+"""Processes, groups, memory and bytes: carries out commands and knows no architecture."""

@@ -1,0 +1,1 @@
+"""One file = one way to move bytes between devices."""

@@ -1,0 +1,1 @@
+"""One file = one architecture: sizes and how TP and PP cut each tensor."""

@@ -1,0 +1,1 @@
+"""The YAML of a job, validated (the only pydantic)."""

@@ -1,0 +1,1 @@
+"""The parallel decoder: model, pipeline schedule, generation, loading and saving."""

@@ -1,0 +1,1 @@
+"""Units now + target → place, decompose, schedule, fit, routes."""
