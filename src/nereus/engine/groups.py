@@ -1,0 +1,228 @@
+"""Communication groups: bare process groups made from explicit names, kept in one registry that can be emptied.
+
+Owns every socket between workers. The default group of torch.distributed is never made, so workers join and leave
+without disturbing intact units (D5.4). Gloo's abort does not unblock a waiting peer; a closed socket does, and a live
+Python reference keeps it open: only `Group` holds the process group, and `close` lets go of it (D5.5).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from nereus.core import TransportError
+
+_TAGS = 1 << 20
+
+
+class Handle:
+    """A send or receive under way."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Block until it has finished. Raises TransportError past the group's deadline or when the peer is gone."""
+        if self._work is None:
+            raise TransportError(f"group {self._group.name}: closed while a transfer was under way")
+        with self._group.errors("wait"):
+            self._work.wait()
+        self._work = None
+
+    def release(self) -> None:
+        """Let go of the transfer: it would keep the socket open."""
+        self._work = None
+
+
+class Group:
+    """Some devices that communicate. `members[rank]` is a device id; a group of one communicates with nobody."""
+
+    def __init__(self, name: str, members: Sequence[int], rank: int, process_group: Any) -> None:
+        self.name = name
+        self.members = tuple(members)
+        self.rank = rank
+        self._process_group = process_group
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._pending: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum over the members, in place."""
+        self._check(tensor)
+        if self.size > 1:
+            with self.errors("all_reduce"):
+                self._live().allreduce([tensor]).wait()
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor of every member, in rank order; all of one shape."""
+        self._check(tensor)
+        parts = [torch.empty_like(tensor) for _ in self.members]
+        if self.size == 1:
+            parts[0].copy_(tensor)
+        elif tensor.numel():
+            with self.errors("all_gather"):
+                self._live().allgather([[as_bytes(part) for part in parts]], [as_bytes(tensor)]).wait()
+        return parts
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Overwrite with the tensor of rank `root`."""
+        self._check(tensor)
+        if self.size > 1 and tensor.numel():
+            with self.errors("broadcast"):
+                self._live().broadcast(as_bytes(tensor), root).wait()
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send to rank `to` and wait."""
+        self.isend(tensor, to).wait()
+
+    def recv(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill from rank `source` and wait."""
+        self.irecv(tensor, source).wait()
+
+    def isend(self, tensor: torch.Tensor, to: int) -> Handle:
+        """Start to send. Messages of a pair of ranks match in the order both sides post them."""
+        self._check(tensor)
+        tag = self._sent[to] % _TAGS
+        self._sent[to] += 1
+        with self.errors(f"send to rank {to}"):
+            return self._track(self._live().send([as_bytes(tensor)], to, tag))
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
+        """Start to receive."""
+        self._check(tensor)
+        tag = self._received[source] % _TAGS
+        self._received[source] += 1
+        with self.errors(f"receive from rank {source}"):
+            return self._track(self._live().recv([as_bytes(tensor)], source, tag))
+
+    def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Post every (rank, tensor), then wait for all. Empty tensors do not travel."""
+        sends = [(rank, tensor) for rank, tensor in sends if tensor.numel()]
+        receives = [(rank, tensor) for rank, tensor in receives if tensor.numel()]
+        with self._batch((sends or receives)[0][1] if sends or receives else None) as batch:
+            handles = [self.irecv(tensor, rank) for rank, tensor in receives]
+            handles += [self.isend(tensor, rank) for rank, tensor in sends]
+        for handle in batch or handles:
+            handle.wait()
+
+    def barrier(self) -> None:
+        """Wait until every member has arrived."""
+        if self.size > 1:
+            with self.errors("barrier"):
+                self._live().barrier().wait()
+
+    def close(self) -> None:
+        """Close the sockets; peers that wait on this member raise within milliseconds."""
+        for handle in tuple(self._pending):
+            handle.release()
+        self._process_group = None
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Turn the backend's RuntimeError into a TransportError that names the group."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).strip().splitlines()
+            raise TransportError(f"group {self.name}: {what} failed: {text[0] if text else error!r}") from None
+
+    @contextmanager
+    def _batch(self, example: torch.Tensor | None) -> Iterator[list[Handle]]:
+        """On CUDA the transfers of one exchange start together, or two ranks that send first would wait for ever."""
+        batch: list[Handle] = []
+        if example is None or not example.is_cuda:
+            yield batch
+            return
+        live = self._live()
+        with self.errors("exchange"):
+            live._start_coalescing()
+        yield batch
+        with self.errors("exchange"):
+            batch.append(self._track(live._end_coalescing()))
+
+    def _track(self, work: Any) -> Handle:
+        handle = Handle(self, work)
+        self._pending.add(handle)
+        return handle
+
+    def _live(self) -> Any:
+        if self._process_group is None:
+            raise TransportError(f"group {self.name} is closed" if self.size > 1 else f"group {self.name} has no peers")
+        return self._process_group
+
+    def _check(self, tensor: torch.Tensor) -> None:
+        """Gloo moves a strided tensor silently wrong."""
+        if not tensor.is_contiguous():
+            raise TransportError(
+                f"group {self.name}: only contiguous tensors travel, got shape {tuple(tensor.shape)} "
+                f"with strides {tensor.stride()}"
+            )
+
+
+class GroupRegistry:
+    """Every group of one worker."""
+
+    def __init__(self, store: distributed.Store, device: int, timeout_s: float, cuda: bool = False) -> None:
+        self._store = store
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._cuda = cuda
+        self._groups: dict[str, Group] = {}
+
+    def make(self, name: str, members: Sequence[int]) -> Group:
+        """Make a group together with the other members. `name` must never have been used before in this job."""
+        if self._device not in members:
+            raise TransportError(f"group {name}: device {self._device} is not among the members {list(members)}")
+        if name in self._groups:
+            raise TransportError(f"group {name} exists already")
+        rank = list(members).index(self._device)
+        process_group = None
+        if len(members) > 1:
+            store = distributed.PrefixStore(name, self._store)
+            kind = distributed.ProcessGroupNCCL if self._cuda else distributed.ProcessGroupGloo
+            try:
+                process_group = kind(store, rank, len(members), self._timeout)
+            except RuntimeError as error:
+                raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
+        group = self._groups[name] = Group(name, members, rank, process_group)
+        return group
+
+    def get(self, name: str) -> Group:
+        """The group made under `name`."""
+        if name not in self._groups:
+            raise TransportError(f"group {name} does not exist, valid: {', '.join(self._groups) or 'none'}")
+        return self._groups[name]
+
+    def drop(self, name: str) -> None:
+        """Close a group; nothing happens when it does not exist."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            group.close()
+
+    def drop_all(self) -> None:
+        """Close every group, so that no peer goes on waiting for this worker."""
+        for name in tuple(self._groups):
+            self.drop(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups that exist."""
+        return tuple(self._groups)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view as bytes: gloo knows few dtypes, and moving needs none of them."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -1,0 +1,144 @@
+"""Groups on threads of one process: each thread has its own registry and its own client of the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from nereus.core import TransportError
+from nereus.engine.groups import Group, GroupRegistry
+
+
+@pytest.fixture
+def store() -> distributed.TCPStore:
+    return distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def on_each(
+    store: distributed.TCPStore, devices: Sequence[int], act: Callable[[Group], Any], timeout_s: float = 10
+) -> list[Any]:
+    """`act` on every member of one group, at the same time; an error is returned in place of a result."""
+
+    def run(device: int) -> Any:
+        client = distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+        registry = GroupRegistry(client, device, timeout_s)
+        try:
+            return act(registry.make("unit.1", devices))
+        except TransportError as error:
+            return error
+        finally:
+            registry.drop_all()
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(run, devices))
+
+
+def test_all_reduce_sums_in_place(store: distributed.TCPStore) -> None:
+    def act(group: Group) -> torch.Tensor:
+        tensor = torch.full((3,), float(group.rank + 1))
+        group.all_reduce(tensor)
+        return tensor
+
+    for result in on_each(store, [5, 2, 9], act):
+        assert result.tolist() == [6.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int16, torch.bool, torch.float8_e4m3fn])
+def test_bytes_of_any_dtype_travel(store: distributed.TCPStore, dtype: torch.dtype) -> None:
+    def act(group: Group) -> tuple[Any, Any, Any]:
+        mine = torch.tensor([group.rank, 1 - group.rank, 1]).to(dtype)
+        gathered = [part.float().tolist() for part in group.all_gather(mine)]
+        other = torch.zeros(3, dtype=dtype)
+        group.exchange([(1 - group.rank, mine)], [(1 - group.rank, other)])
+        group.broadcast(mine, 1)
+        return gathered, other.float().tolist(), mine.float().tolist()
+
+    results = on_each(store, [0, 1], act)
+    for rank, (gathered, other, root) in enumerate(results):
+        assert gathered == [[0, 1, 1], [1, 0, 1]]
+        assert other == [1 - rank, rank, 1]
+        assert root == [1, 0, 1]
+
+
+def test_exchange_keeps_the_order_of_a_pair_and_skips_empty_tensors(store: distributed.TCPStore) -> None:
+    def act(group: Group) -> list[list[float]]:
+        peers = [rank for rank in range(group.size) if rank != group.rank]
+        sends = [(peer, torch.full((n,), 100.0 * group.rank + n)) for peer in peers for n in (0, 1, 2)]
+        receives = [(peer, torch.zeros(n)) for peer in reversed(peers) for n in (0, 1, 2)]
+        group.exchange(sends, receives)
+        group.exchange([], [])
+        return [tensor.tolist() for _, tensor in receives]
+
+    for rank, got in enumerate(on_each(store, [0, 1, 2], act)):
+        peers = [peer for peer in (2, 1, 0) if peer != rank]
+        assert got == [[100.0 * peer + n] * n for peer in peers for n in (0, 1, 2)]
+
+
+def test_a_strided_tensor_is_refused(store: distributed.TCPStore) -> None:
+    results = on_each(store, [0], lambda group: group.broadcast(torch.zeros(4, 4).t(), 0))
+    assert "only contiguous" in str(results[0])
+
+
+def test_a_group_of_one_needs_no_peer(store: distributed.TCPStore) -> None:
+    def act(group: Group) -> list[float]:
+        tensor = torch.ones(2)
+        group.all_reduce(tensor)
+        group.barrier()
+        group.broadcast(tensor, 0)
+        return [value for part in group.all_gather(tensor) for value in part.tolist()]
+
+    assert on_each(store, [7], act) == [[1.0, 1.0]]
+
+
+def test_closing_a_group_unblocks_the_peer_even_while_others_hold_the_wrapper(store: distributed.TCPStore) -> None:
+    kept: list[Group] = []
+
+    def act(group: Group) -> float:
+        group.barrier()
+        started = time.monotonic()
+        if group.rank == 0:
+            kept.append(group)
+            pending = group.irecv(torch.zeros(1), 1)
+            group.close()
+            with pytest.raises(TransportError, match="closed"):
+                pending.wait()
+            return 0.0
+        with pytest.raises(TransportError, match=r"unit\.1"):
+            group.recv(torch.zeros(1), 0)
+        return time.monotonic() - started
+
+    waited_s = on_each(store, [0, 1], act, timeout_s=30)[1]
+    assert waited_s < 15, "the peer waited for its deadline instead of the closed socket"
+
+
+def test_a_silent_peer_becomes_an_error_at_the_deadline(store: distributed.TCPStore) -> None:
+    def act(group: Group) -> None:
+        group.barrier()
+        if group.rank == 0:
+            group.recv(torch.zeros(1), 1)
+        else:
+            time.sleep(1.5)
+
+    error = on_each(store, [0, 1], act, timeout_s=0.5)[0]
+    assert isinstance(error, TransportError)
+    assert "unit.1" in str(error)
+
+
+def test_the_registry_names_what_it_has(store: distributed.TCPStore) -> None:
+    registry = GroupRegistry(store, 3, 5)
+    registry.make("a", [3])
+    with pytest.raises(TransportError, match="valid: a"):
+        registry.get("b")
+    with pytest.raises(TransportError, match="exists already"):
+        registry.make("a", [3])
+    with pytest.raises(TransportError, match="not among"):
+        registry.make("c", [1, 2])
+    registry.drop("a")
+    registry.drop("a")
+    assert registry.names == ()
