@@ -99,8 +99,9 @@ def _hints(kind: type) -> dict[str, Any]:
 def _subclass(kind: type, name: str | None) -> type:
     if name is None or kind.__name__ == name:
         return kind
+    # A slotted dataclass replaces the class it decorates, which may linger among the subclasses: the last one counts.
     children: list[type] = kind.__subclasses__()
-    for child in children:
+    for child in reversed(children):
         if child.__name__ == name:
             return child
     raise SettingsError(f"{name!r} is not a kind of {kind.__name__}")
