@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nereus.core.cluster import Cluster
-from nereus.core.decision import ControllerState, Decision, Outcome, Payback, Proposal
+from nereus.core.decision import Adapt, ControllerState, Decision, Options, Outcome, Payback
 from nereus.core.emu import EMUSet
 from nereus.core.observation import Boundary, Observation, Trigger
 from nereus.core.plan import Plan
 from nereus.core.spec import ModelSpec, TensorSpec
 from nereus.core.transition import TransitionDAG
 from nereus.core.workflow import Workflow
+from nereus.core.workload import Workload
 
 Columns = Mapping[str, Any]
 """Columns of the sample table: numpy arrays at the coordinator, tensors inside a loss. First dim: samples."""
@@ -51,8 +52,16 @@ class Algorithm(Protocol):
         """Its calls and weight synchronisations."""
         ...
 
+    def check(self, workload: Workload) -> None:
+        """Raises SettingsError when the workload does not suit it."""
+        ...
+
+    def outputs(self, call: str) -> tuple[str, ...]:
+        """What a forward or update call computes: of `log_probs`, `entropy`, `values` and `scores`."""
+        ...
+
     def advantages(self, columns: Columns) -> dict[str, Any]:
-        """Columns made from the whole batch in fp64 at the coordinator (advantages, returns, and statistics)."""
+        """Columns made from the whole batch in fp64 at the coordinator; `stat/NAME` keys are values of metric NAME."""
         ...
 
     def denominator(self, call: str, columns: Columns) -> float:
@@ -71,6 +80,23 @@ class Prompt:
     id: int
     tokens: tuple[int, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, for tasks whose prompts are text."""
+
+    def encode(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        """Token ids of a text; with `chat`, of one user message in the chat template, ready for the answer."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Token ids that end a response."""
+        ...
 
 
 class Task(Protocol):
@@ -131,11 +157,11 @@ class Brain(Protocol):
         """Calibrate; compare with the values at the last replan."""
         ...
 
-    def propose(self, state: ControllerState) -> tuple[Proposal, ...]:
+    def propose(self, state: ControllerState) -> Options:
         """Plans that fit, fastest first, each with its way there."""
         ...
 
-    def decide(self, state: ControllerState, triggers: Sequence[Trigger], proposals: Sequence[Proposal]) -> Decision:
+    def decide(self, state: ControllerState, triggers: Sequence[Trigger], options: Options) -> Decision:
         """Keep, adapt or restart."""
         ...
 
@@ -143,11 +169,11 @@ class Brain(Protocol):
         """New reference values, even when the answer was no."""
         ...
 
-    def settle(self, state: ControllerState, outcome: Outcome) -> ControllerState:
+    def settle(self, state: ControllerState, decision: Adapt, outcome: Outcome) -> ControllerState:
         """What exists now and what the move cost."""
         ...
 
-    def begin(self, state: ControllerState, units: EMUSet) -> ControllerState:
+    def begin(self, state: ControllerState, plan: Plan, units: EMUSet) -> ControllerState:
         """The state after a restart; calibration is kept."""
         ...
 
@@ -194,6 +220,10 @@ class Transport(Protocol):
 
 class Recorder(Protocol):
     """report/recorders/: one sink for what happened."""
+
+    def begin(self, state: ControllerState) -> None:
+        """The state before the first boundary."""
+        ...
 
     def record(
         self,
