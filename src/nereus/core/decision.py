@@ -45,6 +45,14 @@ class Payback:
         """Whether Eq. (2) holds."""
         return self.saving_s > 0 and self.steps <= self.margin * self.horizon_steps
 
+    def describe(self) -> str:
+        """The arithmetic in words."""
+        costs = f"costs {self.transition_s:.2g} s"
+        if self.saving_s <= 0:
+            return f"saves nothing ({self.saving_s:+.2g} s/step), {costs}"
+        within = f"pays back in {self.steps:.1f} of {self.horizon_steps:.1f} steps (margin {self.margin:g})"
+        return f"saves {self.saving_s:.2g} s/step, {costs}, {within}"
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
@@ -52,6 +60,20 @@ class Rejection:
 
     plan: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a replan found: executable proposals, fastest first, and what was refused on the way.
+
+    `current` is the current plan's estimate when it would still be valid (it fits and its devices stay).
+    `fallback` is the fastest plan that fits though no transition leads to it.
+    """
+
+    proposals: tuple[Proposal, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
+    current: Estimate | None = None
+    fallback: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +124,13 @@ class Outcome:
 class ControllerState:
     """Everything the loop remembers; serialisable.
 
-    `references` are signal values at the last replan. `cluster` holds the devices ready now. `history` counts what
-    happened so far.
+    `references` are signal values at the last replan. `pool` holds every device that may ever be there, `cluster` those
+    that are ready now and stay.
     """
 
     plan: Plan
     units: EMUSet
+    pool: Cluster
     cluster: Cluster
     workload: Workload
     calibration: Calibration = field(default_factory=Calibration)

@@ -1,0 +1,115 @@
+"""A cluster described by a YAML file: machines, how many, their devices and links.
+
+```yaml
+nodes: 4
+devices_per_node: 8
+kind: {name: h200, memory: 141 GB, peak_flops: {bf16: 989e12}, memory_rate: 4.8 TB/s, launch_s: 1e-5}
+links: {intra: {rate: 450 GB/s, latency_s: 5e-6}, inter: {rate: 50 GB/s, latency_s: 1e-5}}
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nereus.core import DTYPE_BYTES, Boundary, Cluster, Device, DeviceKind, Link, SettingsError
+from nereus.core.sizes import rate_bytes_per_s, size_bytes
+
+
+@dataclass(frozen=True)
+class File:
+    """`path` is the YAML file; `nodes` and `memory` override what it says."""
+
+    path: str
+    nodes: int | None = None
+    memory: str | int | None = None
+    _cluster: Cluster = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_cluster", read(Path(self.path), self.nodes, self.memory))
+
+    def cluster(self) -> Cluster:
+        """Every device of every node."""
+        return self._cluster
+
+    def available(self, boundary: Boundary) -> frozenset[int]:  # noqa: ARG002
+        """Always every device."""
+        return frozenset(self._cluster.ids)
+
+
+def read(path: Path, nodes: int | None, memory: str | int | None) -> Cluster:
+    """The cluster of a file. Raises SettingsError naming the file and the key."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cluster file {path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"cluster file {path}: not YAML: {error}") from None
+    top = _keys(path, "", data, ("nodes", "devices_per_node", "kind", "links"))
+    kind = _kind(path, top["kind"], memory)
+    links = _keys(path, "links", top["links"], ("intra", "inter"))
+    count = _whole(path, "nodes", top["nodes"] if nodes is None else nodes)
+    per_node = _whole(path, "devices_per_node", top["devices_per_node"])
+    devices = tuple(Device(index, index // per_node, kind.name) for index in range(count * per_node))
+    return Cluster(devices, {kind.name: kind}, {name: _link(path, name, link) for name, link in links.items()})
+
+
+def _kind(path: Path, data: Any, memory: str | int | None) -> DeviceKind:
+    kind = _keys(path, "kind", data, ("name", "memory", "peak_flops", "memory_rate"), ("launch_s",))
+    peaks = _keys(path, "kind.peak_flops", kind["peak_flops"], (), tuple(DTYPE_BYTES))
+    if not peaks:
+        raise SettingsError(f"{path}: kind.peak_flops is empty, name at least one of {', '.join(DTYPE_BYTES)}")
+    return DeviceKind(
+        name=str(kind["name"]),
+        memory_bytes=size_bytes(kind["memory"] if memory is None else memory, f"{path}: kind.memory"),
+        peak_flops={dtype: _number(path, f"kind.peak_flops.{dtype}", value) for dtype, value in peaks.items()},
+        memory_bytes_per_s=rate_bytes_per_s(kind["memory_rate"], f"{path}: kind.memory_rate"),
+        launch_s=_number(path, "kind.launch_s", kind.get("launch_s", 1e-5)),
+    )
+
+
+def _link(path: Path, name: str, data: Any) -> Link:
+    link = _keys(path, f"links.{name}", data, ("rate", "latency_s"))
+    rate = rate_bytes_per_s(link["rate"], f"{path}: links.{name}.rate")
+    return Link(rate, _number(path, f"links.{name}.latency_s", link["latency_s"]))
+
+
+def _keys(
+    path: Path, where: str, data: Any, required: Collection[str], optional: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """`data` as a mapping with just these keys."""
+    valid = (*required, *optional)
+    if not isinstance(data, dict):
+        raise SettingsError(f"{path}: {where or 'the file'} must be a mapping with the keys {', '.join(valid)}")
+    for key in data:
+        if key not in valid:
+            near = difflib.get_close_matches(str(key), valid, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SettingsError(f"{path}: unknown key {key!r} in {where or 'the file'}, valid: {', '.join(valid)}{hint}")
+    missing = [key for key in required if key not in data]
+    if missing:
+        raise SettingsError(f"{path}: {where or 'the file'} lacks {', '.join(missing)}")
+    return data
+
+
+def _number(path: Path, where: str, value: Any) -> float:
+    """A positive number; YAML reads `1e-5` as text."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not number > 0:
+        raise SettingsError(f"{path}: {where} {value!r} must be a number above 0")
+    return number
+
+
+def _whole(path: Path, where: str, value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise SettingsError(f"{path}: {where} {value!r} must be a whole number of at least 1")
+    return value

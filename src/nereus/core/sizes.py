@@ -1,0 +1,46 @@
+"""Sizes as people write them: `24 MiB`, `80 GB`, `25 GB/s`; integers of bytes inside."""
+
+from __future__ import annotations
+
+import re
+
+from nereus.core.errors import SettingsError
+
+_UNITS = {"B": 1} | {
+    prefix + suffix: base ** (power + 1)
+    for base, suffix in ((1000, "B"), (1024, "iB"))
+    for power, prefix in enumerate("KMGTP")
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def size_bytes(value: str | int | float, what: str) -> int:
+    """Bytes of a size: a number of bytes, or a number with a unit. `what` names it in the SettingsError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        size = int(value)
+    else:
+        match = _SIZE.fullmatch(str(value))
+        units = {name.lower(): factor for name, factor in _UNITS.items()}
+        unit = (match[2] or "B").lower() if match else ""
+        if match is None or unit not in units:
+            raise SettingsError(
+                f"{what} {value!r} is not a size: a number of bytes, or a number and one of {', '.join(_UNITS)}"
+            )
+        size = round(float(match[1]) * units[unit])
+    if size <= 0:
+        raise SettingsError(f"{what} {value!r}: must be more than 0 bytes")
+    return size
+
+
+def rate_bytes_per_s(value: str | int | float, what: str) -> float:
+    """Bytes per second of a rate such as `25 GB/s`."""
+    text = value.strip().removesuffix("/s") if isinstance(value, str) else value
+    return float(size_bytes(text, what))
+
+
+def show_bytes(size: float) -> str:
+    """A size for people, three digits: `24.0 MiB`."""
+    for power, prefix in reversed(tuple(enumerate("KMGTP", start=1))):
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:.3g} {prefix}iB"
+    return f"{size:.0f} B"
