@@ -1,0 +1,173 @@
+"""The positions one device holds: live, pending until their commit group commits, and old until they are destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from nereus.core import EMU, DTYPE_BYTES, Kind, LogicalState, ModelStage, StateSchema, TransitionError
+from nereus.engine.ledger import Hold, Ledger
+
+TORCH_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The range [start, stop) of `dim` of a logical tensor, stored as `shape` (trailing padding included)."""
+
+    dim: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Stored elements."""
+        return prod(self.shape)
+
+
+@dataclass(slots=True)
+class Position:
+    """What one device holds of one unit: local shards keyed by the logical tensor's name and kind, and counters."""
+
+    unit: EMU
+    schema: StateSchema
+    tensors: dict[tuple[str, Kind], torch.Tensor]
+    logical: LogicalState = field(default_factory=LogicalState)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its shards, padding included."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+class Positions:
+    """The positions of one worker, counted by its ledger. At most one live position per model-stage."""
+
+    def __init__(self, device: int, ledger: Ledger, torch_device: torch.device) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._torch_device = torch_device
+        self._live: dict[ModelStage, Position] = {}
+        self._pending: dict[tuple[str, EMU], Position] = {}
+        self._old: list[Position] = []
+        self._holds: dict[int, Hold] = {}
+
+    def __iter__(self) -> Iterator[Position]:
+        return iter(tuple(self._live.values()))
+
+    def __contains__(self, model_stage: ModelStage) -> bool:
+        return model_stage in self._live
+
+    def __getitem__(self, model_stage: ModelStage) -> Position:
+        """The live position of a model-stage."""
+        if model_stage not in self._live:
+            held = ", ".join(map(str, self._live)) or "none"
+            raise TransitionError(f"device {self._device} holds no position of {model_stage}, it holds: {held}")
+        return self._live[model_stage]
+
+    def create(self, unit: EMU, schema: StateSchema) -> Position:
+        """A live position filled with zeros, for a job that starts."""
+        if unit.model_stage in self._live:
+            raise TransitionError(f"device {self._device} already holds {self._live[unit.model_stage].unit}")
+        position = self._allocate(unit, schema, None)
+        self._live[unit.model_stage] = position
+        return position
+
+    def prepare(self, group: str, unit: EMU, schema: StateSchema, base: Position | None) -> Position:
+        """The pending position of a goal unit; made on first use. Tensors that `base` has alike are shared with it."""
+        key = (group, unit)
+        if key not in self._pending:
+            self._pending[key] = self._allocate(unit, schema, base)
+        return self._pending[key]
+
+    def commit(self, group: str) -> None:
+        """Make the pending positions of a commit group live; those they replace become old. Idempotent."""
+        for key in [key for key in self._pending if key[0] == group]:
+            position = self._pending.pop(key)
+            replaced = self._live.get(position.unit.model_stage)
+            if replaced is not None:
+                self._old.append(replaced)
+            self._live[position.unit.model_stage] = position
+
+    def abort(self) -> None:
+        """Let go of everything that has not been committed."""
+        for position in self._pending.values():
+            self._release(position)
+        self._pending.clear()
+
+    def destroy(self, unit: EMU) -> bool:
+        """Let go of the position of a unit, old or live. False when there is none."""
+        for position in self._old:
+            if position.unit == unit:
+                self._old = [other for other in self._old if other is not position]
+                self._release(position)
+                return True
+        live = self._live.get(unit.model_stage)
+        if live is None or live.unit != unit:
+            return False
+        del self._live[unit.model_stage]
+        self._release(live)
+        return True
+
+    def find(self, unit: EMU) -> Position | None:
+        """The live or old position of a unit."""
+        for position in (*self._live.values(), *self._old):
+            if position.unit == unit:
+                return position
+        return None
+
+    def of(self, model_stage: ModelStage) -> tuple[Position, ...]:
+        """Every position of a model-stage: live, old, pending."""
+        found = (*self._live.values(), *self._old, *self._pending.values())
+        return tuple(position for position in found if position.unit.model_stage == model_stage)
+
+    def clear(self) -> None:
+        """Let go of every position."""
+        self.abort()
+        for position in (*self._live.values(), *self._old):
+            self._release(position)
+        self._live.clear()
+        self._old.clear()
+
+    def _allocate(self, unit: EMU, schema: StateSchema, base: Position | None) -> Position:
+        had = shards(base.schema, base.unit, self._device) if base is not None else {}
+        tensors: dict[tuple[str, Kind], torch.Tensor] = {}
+        fresh: dict[tuple[str, Kind], Shard] = {}
+        for name, shard in shards(schema, unit, self._device).items():
+            for kind in schema.dtypes:
+                alike = base is not None and had.get(name) == shard and (name, kind) in base.tensors
+                if alike and base is not None:
+                    tensors[name, kind] = base.tensors[name, kind]
+                else:
+                    fresh[name, kind] = shard
+        need = sum(shard.elements * DTYPE_BYTES[schema.dtypes[kind]] for (_, kind), shard in fresh.items())
+        self._ledger.check("state", need)
+        for (name, kind), shard in fresh.items():
+            dtype = TORCH_DTYPES[schema.dtypes[kind]]
+            tensors[name, kind] = torch.zeros(shard.shape, dtype=dtype, device=self._torch_device)
+        position = Position(unit, schema, tensors, base.logical if base is not None else LogicalState())
+        self._holds[id(position)] = self._ledger.hold("state", *tensors.values())
+        return position
+
+    def _release(self, position: Position) -> None:
+        self._holds.pop(id(position)).release()
+        position.tensors = {}
+
+
+def shards(schema: StateSchema, unit: EMU, device: int) -> dict[str, Shard]:
+    """What `device` stores of each tensor in a unit."""
+    _, rank = unit.position(device)
+    return {
+        tensor.name: Shard(tensor.cut.dim or 0, start, stop, tensor.local_shape(unit.layout.tp, rank))
+        for tensor, start, stop in schema.held(unit, device)
+    }
