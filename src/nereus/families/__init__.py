@@ -1,1 +1,7 @@
-"""One file = one architecture: sizes and how TP and PP cut each tensor."""
+"""One file = one architecture: sizes, and how TP and PP cut each tensor. Names that every family shares stand here."""
+
+EMBED = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+SCORE = "score.weight"
+"""The scalar head of a critic or reward model."""

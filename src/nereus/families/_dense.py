@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nereus.core import Cut, Head, ModelSpec, RopeScaling, SettingsError, TensorSpec, Where
-
-EMBED = "model.embed_tokens.weight"
-NORM = "model.norm.weight"
-LM_HEAD = "lm_head.weight"
-SCORE = "score.weight"
+from nereus.families import EMBED, LM_HEAD, NORM, SCORE
 
 WHOLE = Cut()
 

@@ -1,1 +1,1 @@
-"""The parallel decoder: model, pipeline schedule, generation, loading and saving."""
+"""The parallel decoder: model, pipeline schedule, gradients, optimizer, generation, Hugging Face directories."""
