@@ -1,0 +1,49 @@
+"""Length distributions: what a micro-batch is padded to and how many sequences still decode (D7.2)."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus.core import Lengths
+
+GROUPS = 24
+"""Sequences are followed through decoding in at most so many groups of equal size."""
+
+_Z95 = NormalDist().inv_cdf(0.95)
+
+
+def at(lengths: Lengths, level: float) -> float:
+    """The length that a share `level` of the sequences does not exceed.
+
+    Measured quantiles when there are any, else a log-normal through mean and p95, cut at the maximum.
+    """
+    if lengths.quantiles:
+        levels = np.linspace(0.0, 1.0, len(lengths.quantiles))
+        return float(np.interp(level, levels, lengths.quantiles))
+    if lengths.mean <= 0 or lengths.p95 <= lengths.mean:
+        return lengths.mean
+    ratio = math.log(lengths.p95 / lengths.mean)
+    sigma = _Z95 - math.sqrt(max(_Z95 * _Z95 - 2 * ratio, 0.0))
+    z = NormalDist().inv_cdf(min(max(level, 1e-6), 1 - 1e-6))
+    return min(lengths.mean * math.exp(sigma * z - sigma * sigma / 2), lengths.maximum)
+
+
+def padded(lengths: Lengths, sequences: int) -> float:
+    """The expected longest of `sequences` sequences: what a micro-batch of that size is padded to."""
+    return at(lengths, sequences / (sequences + 1))
+
+
+def decode_profile(lengths: Lengths, sequences: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(ends, live): in segment i, up to `ends[i]` tokens, `live[i]` of the sequences still decode.
+
+    The last segment ends with the longest sequence of the whole batch: it is somebody's, and everybody waits for it.
+    """
+    groups = min(sequences, GROUPS)
+    ends = np.array([at(lengths, (index + 0.5) / groups) for index in range(groups)])
+    ends[-1] = lengths.maximum
+    live = np.ceil(sequences * (1.0 - np.arange(groups) / groups))
+    return np.maximum.accumulate(ends), live

@@ -1,0 +1,65 @@
+"""When each call of a step runs: data edges, and calls that share a device take turns (paper §4.2).
+
+Turns are taken in workflow order whatever the times, so a step is the longest path of a fixed graph: making any call
+shorter never makes the step longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from nereus.core import Workflow
+
+SYNC = "sync"
+"""The weight synchronisation that ends a step; its seconds and timings go by this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each call ends, and the chain of calls that makes the step as long as it is."""
+
+    step_s: float
+    ends_s: Mapping[str, float]
+    critical_path: tuple[str, ...]
+
+
+def node_order(workflow: Workflow) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Calls in workflow order with what each waits for; the weight synchronisation comes last, after everything."""
+    order = workflow.order()
+    before: dict[str, list[str]] = {name: [] for name in order}
+    for earlier, later in workflow.edges():
+        before[later].append(earlier)
+    if workflow.weight_syncs:
+        touched = {model_stage for pair in workflow.weight_syncs for model_stage in pair}
+        before[SYNC] = [name for name in order if workflow.call(name).model_stage in touched]
+        order = (*order, SYNC)
+    return order, {name: tuple(names) for name, names in before.items()}
+
+
+def turns(
+    order: Sequence[str], before: Mapping[str, Collection[str]], devices: Mapping[str, frozenset[int]]
+) -> dict[str, tuple[str, ...]]:
+    """What each call waits for, its turn on shared devices included."""
+    waits: dict[str, tuple[str, ...]] = {}
+    for index, name in enumerate(order):
+        shared = (other for other in order[:index] if devices[other] & devices[name])
+        waits[name] = tuple(dict.fromkeys((*before[name], *shared)))
+    return waits
+
+
+def timeline(order: Sequence[str], waits: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> Timeline:
+    """The longest path through the calls."""
+    ends: dict[str, float] = {}
+    latest: dict[str, str | None] = {}
+    for name in order:
+        latest[name] = max(waits[name], key=ends.__getitem__, default=None)
+        start = ends[latest[name]] if latest[name] is not None else 0.0  # type: ignore[index]
+        ends[name] = start + seconds[name]
+    path: list[str] = []
+    step: str | None = max(order, key=ends.__getitem__)
+    step_s = ends[step] if step else 0.0
+    while step is not None:
+        path.append(step)
+        step = latest[step]
+    return Timeline(step_s, ends, tuple(reversed(path)))
