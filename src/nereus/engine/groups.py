@@ -173,13 +173,21 @@ class Group:
 
 
 class GroupRegistry:
-    """Every group of one worker."""
+    """Every group of one worker. Gloo listens on `address` alone: it is not authenticated (D5.14)."""
 
-    def __init__(self, store: distributed.Store, device: int, timeout_s: float, cuda: bool = False) -> None:
+    def __init__(
+        self,
+        store: distributed.Store,
+        device: int,
+        timeout_s: float,
+        cuda: bool = False,
+        address: str = "127.0.0.1",
+    ) -> None:
         self._store = store
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._cuda = cuda
+        self._listener = None if cuda else distributed.ProcessGroupGloo.create_device(hostname=address)
         self._groups: dict[str, Group] = {}
 
     def make(self, name: str, members: Sequence[int]) -> Group:
@@ -191,10 +199,8 @@ class GroupRegistry:
         rank = list(members).index(self._device)
         process_group = None
         if len(members) > 1:
-            store = distributed.PrefixStore(name, self._store)
-            kind = distributed.ProcessGroupNCCL if self._cuda else distributed.ProcessGroupGloo
             try:
-                process_group = kind(store, rank, len(members), self._timeout)
+                process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members))
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
         group = self._groups[name] = Group(name, members, rank, process_group)
@@ -216,6 +222,16 @@ class GroupRegistry:
         """Close every group, so that no peer goes on waiting for this worker."""
         for name in tuple(self._groups):
             self.drop(name)
+
+    def _connect(self, store: distributed.Store, rank: int, size: int) -> Any:
+        if self._cuda:
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return distributed.ProcessGroupNCCL(store, rank, size, options)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [self._listener]
+        options._timeout = self._timeout
+        return distributed.ProcessGroupGloo(store, rank, size, options)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -54,6 +54,9 @@ class _Saved:
 class Ledger:
     """The storages of one device. `capacity_bytes` None: no limit."""
 
+    counts = True
+    """Whether `used_bytes` is what was registered; otherwise it has seen a tensor before it is registered."""
+
     def __init__(self, device: int, capacity_bytes: int | None = None) -> None:
         self.device = device
         self.capacity_bytes = capacity_bytes
@@ -129,7 +132,7 @@ class Ledger:
         if key in self._counts:
             self._counts[key] += 1
             return
-        self.check(category, self._unseen_bytes(size))
+        self.check(category, size if self.counts else 0)
         self._counts[key] = 1
         self._entries[key] = (category, size)
         self._now[category] += size
@@ -137,11 +140,6 @@ class Ledger:
         if self._used_bytes > self._peak_bytes:
             self._peak_bytes = self._used_bytes
             self._at_peak = dict(self._now)
-
-    @staticmethod
-    def _unseen_bytes(size: int) -> int:
-        """How much of a storage that is about to be registered the total does not include yet."""
-        return size
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._count("activations", tensor)
@@ -155,6 +153,8 @@ class Ledger:
 
 class CudaLedger(Ledger):
     """Totals of the CUDA allocator; what nobody registered counts as activations."""
+
+    counts = False
 
     def __init__(self, device: int, capacity_bytes: int | None, index: int) -> None:
         super().__init__(device, capacity_bytes)
@@ -185,8 +185,3 @@ class CudaLedger(Ledger):
     def activations(self) -> Iterator[None]:
         """The allocator sees activations by itself."""
         yield
-
-    @staticmethod
-    def _unseen_bytes(size: int) -> int:
-        """The allocator counted the storage when it was made."""
-        return 0

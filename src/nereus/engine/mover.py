@@ -86,19 +86,6 @@ class Mover:
             received_bytes += sum(piece.bytes for _, message in receives for piece in message)
         return Traffic(received_bytes, sent_bytes)
 
-    def fill(self, base: Position, position: Position) -> None:
-        """Copy what `position` shares with `base` on this device, other than the tensors that both hold as one."""
-        had = self._shards_of(base)
-        for (name, kind), tensor in position.tensors.items():
-            old = base.tensors.get((name, kind))
-            if old is None or old is tensor:
-                continue
-            ours, theirs = self._shards_of(position)[name], had[name]
-            start, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
-            if start < stop:
-                part = old.narrow(ours.dim, start - theirs.start, stop - start)
-                tensor.narrow(ours.dim, start - ours.start, stop - start).copy_(part)
-
     def _exchange(
         self,
         sends: Sequence[tuple[int, Message]],

@@ -63,7 +63,7 @@ class Pacer:
     """Holds the process to `speed` of a core from `start` on. A speed of 1 or more never sleeps."""
 
     def __init__(self, speed: float, meter: Meter) -> None:
-        if not 0 < speed:
+        if not speed > 0:
             raise SettingsError(f"speed {speed} of a device must be more than 0 (share of one core)")
         self.speed = speed
         self._meter = meter

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
-from nereus.core import EMU, DTYPE_BYTES, Kind, LogicalState, ModelStage, StateSchema, TransitionError
+from nereus.core import EMU, Kind, LogicalState, ModelStage, StateSchema, TransitionError
 from nereus.engine.ledger import Hold, Ledger
 
 TORCH_DTYPES = {
@@ -79,16 +79,21 @@ class Positions:
         """A live position filled with zeros, for a job that starts."""
         if unit.model_stage in self._live:
             raise TransitionError(f"device {self._device} already holds {self._live[unit.model_stage].unit}")
-        position = self._allocate(unit, schema, None)
+        position = self._allocate(unit, schema)
         self._live[unit.model_stage] = position
         return position
 
-    def prepare(self, group: str, unit: EMU, schema: StateSchema, base: Position | None) -> Position:
-        """The pending position of a goal unit; made on first use. Tensors that `base` has alike are shared with it."""
-        key = (group, unit)
-        if key not in self._pending:
-            self._pending[key] = self._allocate(unit, schema, base)
-        return self._pending[key]
+    def prepare(
+        self, group: str, unit: EMU, schema: StateSchema, base: Position | None, shared: Collection[str]
+    ) -> Position:
+        """A pending position of a goal unit. It takes the tensors named `shared` over from `base`, as they are."""
+        position = self._allocate(unit, schema, base, shared)
+        self._pending[group, unit] = position
+        return position
+
+    def pending(self, group: str, unit: EMU) -> Position | None:
+        """The pending position of a goal unit, if it has been prepared."""
+        return self._pending.get((group, unit))
 
     def commit(self, group: str) -> None:
         """Make the pending positions of a commit group live; those they replace become old. Idempotent."""
@@ -126,11 +131,6 @@ class Positions:
                 return position
         return None
 
-    def of(self, model_stage: ModelStage) -> tuple[Position, ...]:
-        """Every position of a model-stage: live, old, pending."""
-        found = (*self._live.values(), *self._old, *self._pending.values())
-        return tuple(position for position in found if position.unit.model_stage == model_stage)
-
     def clear(self) -> None:
         """Let go of every position."""
         self.abort()
@@ -139,23 +139,21 @@ class Positions:
         self._live.clear()
         self._old.clear()
 
-    def _allocate(self, unit: EMU, schema: StateSchema, base: Position | None) -> Position:
-        had = shards(base.schema, base.unit, self._device) if base is not None else {}
+    def _allocate(
+        self, unit: EMU, schema: StateSchema, base: Position | None = None, shared: Collection[str] = ()
+    ) -> Position:
+        held = shards(schema, unit, self._device)
+        need_bytes = sum(shard.elements for name, shard in held.items() if name not in shared) * schema.element_bytes
+        self._ledger.check("state", need_bytes)
         tensors: dict[tuple[str, Kind], torch.Tensor] = {}
-        fresh: dict[tuple[str, Kind], Shard] = {}
-        for name, shard in shards(schema, unit, self._device).items():
-            for kind in schema.dtypes:
-                alike = base is not None and had.get(name) == shard and (name, kind) in base.tensors
-                if alike and base is not None:
+        for name, shard in held.items():
+            for kind, dtype in schema.dtypes.items():
+                if base is not None and name in shared:
                     tensors[name, kind] = base.tensors[name, kind]
                 else:
-                    fresh[name, kind] = shard
-        need = sum(shard.elements * DTYPE_BYTES[schema.dtypes[kind]] for (_, kind), shard in fresh.items())
-        self._ledger.check("state", need)
-        for (name, kind), shard in fresh.items():
-            dtype = TORCH_DTYPES[schema.dtypes[kind]]
-            tensors[name, kind] = torch.zeros(shard.shape, dtype=dtype, device=self._torch_device)
-        position = Position(unit, schema, tensors, base.logical if base is not None else LogicalState())
+                    made = torch.zeros(shard.shape, dtype=TORCH_DTYPES[dtype], device=self._torch_device)
+                    tensors[name, kind] = made
+        position = Position(unit, schema, tensors)
         self._holds[id(position)] = self._ledger.hold("state", *tensors.values())
         return position
 

@@ -1,0 +1,33 @@
+"""Starts worker processes on this machine from a fork server that has torch loaded: one is up in milliseconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+
+from nereus.engine.worker import WorkerSettings, run_worker
+
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.optim", "numpy", "nereus.engine.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A worker process and the pipe to it."""
+
+    process: ForkServerProcess
+    connection: Connection
+
+
+def launch(settings: WorkerSettings) -> Launched:
+    """Start the worker of one device."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=run_worker, args=(settings, theirs), name=f"nereus-device-{settings.device}", daemon=True
+    )
+    process.start()
+    theirs.close()  # so that the end of the process ends the pipe
+    return Launched(process, ours)
