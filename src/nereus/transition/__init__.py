@@ -1,5 +1,44 @@
 """Units now and a target → placed goal, primitives, schedule, memory check, routes, estimate. Pure."""
 
-from nereus.transition.routes import alias_source, aliased, goal_units, local_copies, moves_of, routes, source_units
+from nereus.transition.compile import compile, connect
+from nereus.transition.decompose import LocalDAG, decompose
+from nereus.transition.estimate import composed_bytes, estimate, minimum_bytes
+from nereus.transition.fit import fit, peak_bytes, stored_bytes
+from nereus.transition.place import place
+from nereus.transition.routes import (
+    alias_source,
+    aliased,
+    expand_flows,
+    flows_of,
+    goal_units,
+    local_copies,
+    moves_of,
+    routes,
+    source_units,
+)
+from nereus.transition.schedule import BlockedError, schedule
 
-__all__ = ["alias_source", "aliased", "goal_units", "local_copies", "moves_of", "routes", "source_units"]
+__all__ = [
+    "BlockedError",
+    "LocalDAG",
+    "alias_source",
+    "aliased",
+    "compile",
+    "composed_bytes",
+    "connect",
+    "decompose",
+    "estimate",
+    "expand_flows",
+    "fit",
+    "flows_of",
+    "goal_units",
+    "local_copies",
+    "minimum_bytes",
+    "moves_of",
+    "peak_bytes",
+    "place",
+    "routes",
+    "schedule",
+    "source_units",
+    "stored_bytes",
+]

@@ -71,8 +71,9 @@ def goal_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...
 
 
 def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:
-    """The existing units that a commit group reads."""
-    start = set(dag.start)
+    """The existing units that a commit group reads; what its own steps make is none, even under an equal name."""
+    group = tuple(group)
+    start = set(dag.start) - {unit for primitive in group for unit in primitive.targets}
     return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit in start))
 
 

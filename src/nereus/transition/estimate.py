@@ -1,0 +1,144 @@
+"""Seconds and bytes of a transition before it runs, from closed forms over identical layers (D6.8)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import gcd
+
+from scipy.optimize import linear_sum_assignment
+
+from nereus.core import (
+    EMU,
+    Calibration,
+    Cluster,
+    Destroy,
+    Layout,
+    ModelStage,
+    Primitive,
+    StateSchema,
+    TransitionDAG,
+    TransitionEstimate,
+)
+from nereus.transition.classes import layouts_of
+from nereus.transition.fit import peak_bytes
+from nereus.transition.flows import Flow
+from nereus.transition.routes import flows_of
+from nereus.transition.sizes import Sizes, position
+
+PRIMITIVE_S = 2e-3
+"""Command and commit round trip of one primitive."""
+GROUP_SETUP_S = 5e-3
+"""Making the communicators of one transition, for each device that takes part."""
+
+
+def estimate(
+    dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], cluster: Cluster, calibration: Calibration
+) -> TransitionEstimate:
+    """What `dag` is expected to take: `transition_overhead_s + transition_scale * ideal` seconds, nothing for no steps.
+
+    The ideal is the critical path: a primitive waits for its predecessors and for its devices, and takes as long as
+    its busiest device needs to send or to receive over each kind of link.
+    """
+    node_of = {device.id: device.node for device in cluster.devices}
+    traffic = {
+        name: _traffic(found, schemas[ms].element_bytes, node_of)
+        for ms in dag.start.model_stages
+        for name, found in flows_of(dag, ms, schemas[ms]).items()
+    }
+    ideal_s, path = _critical_path(dag, {name: _seconds(entry, cluster) for name, entry in traffic.items()})
+    seconds = calibration.transition_overhead_s + calibration.transition_scale * ideal_s if dag.primitives else 0.0
+    by_link: Counter[str] = Counter({"intra": 0, "inter": 0})
+    for entry in traffic.values():
+        for (_, _, link), count in entry.items():
+            by_link[link] += count
+    changed = [ms for ms in dag.start.model_stages if set(dag.start.of(ms)) != set(dag.goal.of(ms))]
+    return TransitionEstimate(
+        seconds=seconds,
+        peak_bytes=peak_bytes(dag, schemas),
+        link_bytes=dict(by_link),
+        moved_bytes=by_link.total(),
+        minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
+        composed_bytes=sum(composed_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
+        critical_path=path,
+    )
+
+
+Traffic = Mapping[tuple[int, int, str], int]
+"""(source, target, kind of link) → bytes."""
+
+
+def _traffic(found: Iterable[Flow], element_bytes: int, node_of: Mapping[int, int]) -> Traffic:
+    total: Counter[tuple[int, int, str]] = Counter()
+    for flow in found:
+        # A device that has left the cluster is taken to be far away.
+        near = flow.source in node_of and node_of[flow.source] == node_of.get(flow.target)
+        total[flow.source, flow.target, "intra" if near else "inter"] += flow.elements * element_bytes
+    return total
+
+
+def _seconds(traffic: Traffic, cluster: Cluster) -> float:
+    """Time of the busiest device: bytes over bandwidth, and one latency for each peer."""
+    busy: dict[tuple[int, str], float] = defaultdict(float)
+    for (source, target, name), count in traffic.items():
+        link = cluster.links[name]
+        for end in ((source, "out"), (target, "in")):
+            busy[end] += count / link.bytes_per_s + link.latency_s
+    return max(busy.values(), default=0.0)
+
+
+def _critical_path(dag: TransitionDAG, transfer_s: Mapping[str, float]) -> tuple[float, tuple[str, ...]]:
+    """The time at which the last primitive ends, and the primitives that it waited for one after another."""
+    before = dag.predecessors()
+    end: dict[str, float] = {}
+    cause: dict[str, str | None] = {}
+    last_on: dict[int, str] = {}
+    for primitive in dag.primitives:
+        waits = before[primitive.id] | {last_on[device] for device in primitive.devices if device in last_on}
+        latest = max(sorted(waits), key=end.__getitem__, default=None)
+        setup_s = GROUP_SETUP_S * _joining(primitive, last_on)
+        cause[primitive.id] = latest
+        begin = end[latest] if latest is not None else 0.0
+        end[primitive.id] = begin + setup_s + PRIMITIVE_S + transfer_s.get(primitive.id, 0.0)
+        last_on.update(dict.fromkeys(primitive.devices, primitive.id))
+    if not end:
+        return 0.0, ()
+    last = max(end, key=end.__getitem__)
+    path: list[str] = []
+    step: str | None = last
+    while step is not None:
+        path.append(step)
+        step = cause[step]
+    return end[last], tuple(reversed(path))
+
+
+def _joining(primitive: Primitive, seen: Mapping[int, str]) -> int:
+    return 0 if isinstance(primitive, Destroy) else sum(device not in seen for device in primitive.devices)
+
+
+def minimum_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
+    """M*: bytes that must arrive when each device takes the position it already holds most of."""
+    sizes = Sizes(schema, layouts_of((*start, *goal)))
+    at = {device: position(unit, device) for unit in start for device in unit.devices}
+    places = [(unit.layout, index) for unit in goal for index in range(unit.layout.size)]
+    devices = [device for unit in goal for device in unit.devices]
+    kept = sizes.overlaps([at.get(device) for device in devices], places)
+    rows, columns = linear_sum_assignment(kept, maximize=True)
+    return sum(sizes.owned(place) for place in places) - int(kept[rows, columns].sum())
+
+
+def composed_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
+    """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
+    for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
+    layouts = layouts_of((*start, *goal))
+    sub = Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
+    sizes = Sizes(schema, (*layouts, sub))
+    copy = _unit_bytes(sizes, sub)
+    split = sum(max(0, unit.layout.size // sub.size * copy - _unit_bytes(sizes, unit.layout)) for unit in start)
+    held = {device for unit in start for device in unit.devices}
+    new = {device for unit in goal for device in unit.devices} - held
+    return split + -(-len(new) // sub.size) * copy
+
+
+def _unit_bytes(sizes: Sizes, layout: Layout) -> int:
+    return sum(sizes.owned((layout, index)) for index in range(layout.size))
