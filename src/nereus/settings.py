@@ -1,1 +1,0 @@
-"""The YAML of a job, validated (the only pydantic)."""

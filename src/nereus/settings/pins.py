@@ -1,0 +1,88 @@
+"""From the `plan:` section to the job's capabilities: every degree is checked against models, batch and devices."""
+
+from __future__ import annotations
+
+import difflib
+
+from nereus.core import Capabilities, Cluster, ModelStage, Pin, SettingsError, Stage, Workflow, Workload
+from nereus.settings.models import family
+from nereus.settings.schema import PinSection, Settings
+
+
+def capabilities(settings: Settings, flow: Workflow, work: Workload, cluster: Cluster) -> Capabilities:
+    """What the planner may choose from. Raises SettingsError for a degree that no model or pool allows."""
+    plan = settings.plan
+    pins = {}
+    for name, section in plan.pin.items():
+        model_stage = _model_stage(name, flow)
+        _check_pin(f"plan.pin.{name}", section, model_stage, flow, work, cluster)
+        pins[model_stage] = Pin(**section.model_dump())
+    _check_choices(settings, flow, pins)
+    return Capabilities(
+        tp=plan.tp, pp=plan.pp, micro_batches=plan.micro_batches, recompute=tuple(plan.recompute), pins=pins
+    )
+
+
+def _model_stage(name: str, flow: Workflow) -> ModelStage:
+    valid = [str(ms) for ms in flow.model_stages]
+    if name not in valid:
+        near = difflib.get_close_matches(name, valid, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SettingsError(f"plan.pin: {name!r} is not a model-stage of this job, valid: {', '.join(valid)}{hint}")
+    return ModelStage.parse(name)
+
+
+def _check_pin(
+    where: str, pin: PinSection, model_stage: ModelStage, flow: Workflow, work: Workload, cluster: Cluster
+) -> None:
+    spec = flow.spec(model_stage)
+    legal = family(spec.family).legal_tp(spec)
+    if pin.tp is not None and pin.tp not in legal:
+        raise SettingsError(
+            f"{where}.tp is {pin.tp}: {spec.heads} heads with {spec.kv_heads} KV heads are not divisible by it, "
+            f"valid degrees: {_join(legal)}"
+        )
+    if pin.pp is not None and pin.pp > spec.layers:
+        raise SettingsError(f"{where}.pp is {pin.pp}, beyond the {spec.layers} layers of the model")
+    batch = work.mini_batch if model_stage.stage is Stage.TRAINING else work.sequences
+    share = -(-batch // (pin.dp or 1))
+    if pin.dp is not None and pin.dp > batch:
+        raise SettingsError(f"{where}.dp is {pin.dp}, beyond the {batch} sequences to share out")
+    if pin.micro_batch is not None and pin.micro_batch > share:
+        raise SettingsError(f"{where}.micro_batch is {pin.micro_batch}, the largest share has {share} sequences")
+    _check_devices(where, pin, cluster)
+
+
+def _check_devices(where: str, pin: PinSection, cluster: Cluster) -> None:
+    size = (pin.tp or 1) * (pin.pp or 1) * (pin.dp or 1)
+    if size > len(cluster.ids):
+        raise SettingsError(f"{where} needs {size} devices, the cluster never has more than {len(cluster.ids)}")
+    if pin.devices is None:
+        return
+    unknown = sorted(set(pin.devices) - set(cluster.ids))
+    if unknown:
+        raise SettingsError(f"{where}.devices names {unknown}, valid: {_join(cluster.ids)}")
+    if len(set(pin.devices)) != len(pin.devices):
+        raise SettingsError(f"{where}.devices names a device twice: {list(pin.devices)}")
+    if size > len(pin.devices):
+        raise SettingsError(f"{where} needs {size} devices, it names {len(pin.devices)}")
+
+
+def _check_choices(settings: Settings, flow: Workflow, pins: dict[ModelStage, Pin]) -> None:
+    """Lists of degrees must leave every model-stage that is not pinned at least one."""
+    for model_stage in flow.model_stages:
+        spec, pin = flow.spec(model_stage), pins.get(model_stage, Pin())
+        legal_tp = family(spec.family).legal_tp(spec)
+        if settings.plan.tp and pin.tp is None and not set(settings.plan.tp) & set(legal_tp):
+            raise SettingsError(
+                f"plan.tp is {_join(settings.plan.tp)}: {model_stage} has {spec.heads} heads with {spec.kv_heads} KV "
+                f"heads, valid degrees: {_join(legal_tp)}"
+            )
+        if settings.plan.pp and pin.pp is None and min(settings.plan.pp) > spec.layers:
+            raise SettingsError(
+                f"plan.pp is {_join(settings.plan.pp)}, all beyond the {spec.layers} layers of {model_stage}"
+            )
+
+
+def _join(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
