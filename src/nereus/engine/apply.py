@@ -135,14 +135,12 @@ class Transition:
             self._worker.positions.destroy(unit)
 
     def _abort(self, _: Message) -> None:
-        """Keep what is committed and what was there before; let go of the rest."""
+        """Keep what is committed and what was there before; let go of the rest, and of every group."""
         self._worker.positions.abort()
-        self._finish()
+        self._worker.groups.drop_all()
+        self._running = None
 
     def _end(self, _: Message) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
         if self._running is not None:
             self._worker.groups.drop(self._running.group.name)
             self._running = None

@@ -94,6 +94,7 @@ class Worker:
         return {
             "groups.make": self._make_groups,
             "groups.drop": self._drop_groups,
+            "groups.reset": self._reset_groups,
             "memory": self._memory,
             "reset_peak": self._reset_peak,
             **Transition(self).handlers(),
@@ -108,6 +109,9 @@ class Worker:
     def _drop_groups(self, message: Message) -> None:
         for name in message.fields["names"]:
             self.groups.drop(name)
+
+    def _reset_groups(self, _: Message) -> None:
+        self.groups.drop_all()
 
     def _memory(self, message: Message) -> Message:
         report = {
