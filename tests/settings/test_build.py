@@ -17,7 +17,10 @@ SIZES = {"family": "llama", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2
 
 
 def made(path: Path, *overrides: str) -> JobConfig:
-    return build.job_config(build.resolve(path, overrides))
+    settings = build.resolve(path, overrides)
+    build.admission_rule(settings)
+    build.problem(settings)
+    return build.job_config(settings)
 
 
 def test_a_job_is_built_whole(tmp_path: Path) -> None:
@@ -66,6 +69,9 @@ def test_models_by_sizes_can_be_planned_but_not_trained(tmp_path: Path) -> None:
     path = job(tmp_path, models=dict.fromkeys(("actor", "reward", "critic"), SIZES))
     settings = build.resolve(path)
     assert build.specs(settings)["critic"].head is Head.SCALAR
+    assert build.problem(settings, devices=3).cluster.ids == (0, 1, 2)
+    with pytest.raises(SettingsError, match="9 devices, the cluster has 1 to 4"):
+        build.problem(settings, devices=9)
     with pytest.raises(SettingsError, match=r"models\.actor is given by sizes alone"):
         build.job_config(settings)
 
@@ -109,17 +115,20 @@ def test_recorders_write_into_the_run_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["plan.pin.actor/training.tp=3"], r"tp is 3: 4 heads with 2 KV heads .* valid degrees: 1, 2, 4"),
+        (["plan.pin.actor/training.tp=3"], r"tp pinned to 3, but the model has 4 heads .* valid TP 1, 2, 4"),
         (["plan.tp=[3]"], r"plan\.tp is 3: actor/generation .* valid degrees: 1, 2, 4"),
-        (["plan.pin.critic/training.pp=5"], "pp is 5, beyond the 4 layers"),
+        (
+            ["plan.pin.critic/training.pp=5", "cluster.devices=16", "cluster.speed=0.05"],
+            "pp pinned to 5, but the model has 4 layers",
+        ),
         (["plan.pp=[5, 6]"], r"plan\.pp is 5, 6, all beyond the 4 layers"),
         (["plan.pin.actor/trainin.tp=1"], "did you mean 'actor/training'"),
         (["plan.pin.actor/training={tp: 4, dp: 2}"], "needs 8 devices, the cluster never has more than 4"),
         (["plan.pin.actor/training.devices=[0, 9]"], r"names \[9\], valid: 0, 1, 2, 3"),
         (["plan.pin.actor/training={tp: 4, devices: [0]}"], "needs 4 devices, it names 1"),
         (["plan.pin.actor/training.devices=[0, 0]"], "names a device twice"),
-        (["plan.pin.actor/training={dp: 3, micro_batch: 4}"], "the largest share has 3 sequences"),
-        (["plan.pin.actor/training.dp=9"], "beyond the 8 sequences"),
+        (["plan.pin.actor/training={dp: 3, micro_batch: 4}"], "the largest share is 3 sequences"),
+        (["plan.pin.actor/training.dp=9", "cluster.devices=16", "cluster.speed=0.05"], "a mini-batch has 8 sequences"),
         (["workload.mini_batch=5"], "mini_batch 5 does not divide the batch of 16 sequences"),
         (["cluster.speed=0.9", "cluster.cores=2"], r"4 devices x speed 0\.9 = 3\.6 cores, 2 are here"),
         (["cluster.capacity=12 parsecs"], "is not a size"),

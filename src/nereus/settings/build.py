@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from nereus.controller.monitor import Thresholds
-from nereus.core import Lengths, ModelSpec, SettingsError, Workflow, Workload, plugins
+from nereus.core import Boundary, Lengths, ModelSpec, SettingsError, Workflow, Workload, plugins
 from nereus.core.ports import AdmissionRule, Algorithm, ClusterSource, Recorder, Task
+from nereus.planning.legal import check_pins
+from nereus.planning.problem import Problem
 from nereus.settings import models
 from nereus.settings.pins import capabilities
 from nereus.settings.schema import Plugin, Settings, typed
@@ -111,7 +113,7 @@ def job_config(settings: Settings) -> JobConfig:
         optimizers={ms.model: _optimizer(settings, ms.model, work) for ms in flow.model_stages if flow.updated(ms)},
         sampling=SamplingConfig(**settings.sampling.model_dump()),
         reward=RewardConfig(**settings.reward.model_dump()),
-        capabilities=capabilities(settings, flow, work, cluster_source(settings).cluster()),
+        capabilities=capabilities(settings, flow, cluster_source(settings).cluster()),
         steps=settings.run.steps,
         seed=settings.run.seed,
         evaluate_every=settings.run.evaluate_every,
@@ -120,6 +122,25 @@ def job_config(settings: Settings) -> JobConfig:
         micro_batch_tokens=settings.workload.micro_batch_tokens,
         timeout_s=settings.run.timeout_s,
     )
+
+
+def problem(settings: Settings, devices: int | None = None) -> Problem:
+    """What the planner is asked: the job on the devices of its start, or on the first `devices` of its cluster.
+
+    Raises SettingsError for pins that no plan can meet.
+    """
+    flow, source = workflow(settings), cluster_source(settings)
+    cluster = source.cluster()
+    work = workload(settings, None if settings.workload.expected_prompt_tokens else task(settings))
+    able = capabilities(settings, flow, cluster)
+    check_pins(Problem(flow, work, cluster, able))
+    if devices is None:
+        now = source.available(Boundary(0, 0.0))
+    elif 1 <= devices <= len(cluster.ids):
+        now = frozenset(cluster.ids[:devices])
+    else:
+        raise SettingsError(f"{devices} devices, the cluster has 1 to {len(cluster.ids)}")
+    return Problem(flow, work, cluster.only(now), able)
 
 
 def cluster_source(settings: Settings) -> ClusterSource:

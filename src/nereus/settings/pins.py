@@ -1,21 +1,21 @@
-"""From the `plan:` section to the job's capabilities: every degree is checked against models, batch and devices."""
+"""From the `plan:` section to the job's capabilities. The planner, which knows the limits, checks pinned degrees."""
 
 from __future__ import annotations
 
 import difflib
 
-from nereus.core import Capabilities, Cluster, ModelStage, Pin, SettingsError, Stage, Workflow, Workload
+from nereus.core import Capabilities, Cluster, ModelStage, Pin, SettingsError, Workflow
 from nereus.settings.models import family
 from nereus.settings.schema import PinSection, Settings
 
 
-def capabilities(settings: Settings, flow: Workflow, work: Workload, cluster: Cluster) -> Capabilities:
-    """What the planner may choose from. Raises SettingsError for a degree that no model or pool allows."""
+def capabilities(settings: Settings, flow: Workflow, cluster: Cluster) -> Capabilities:
+    """What the planner may choose from. Raises SettingsError for names, devices and lists that allow nothing."""
     plan = settings.plan
     pins = {}
     for name, section in plan.pin.items():
         model_stage = _model_stage(name, flow)
-        _check_pin(f"plan.pin.{name}", section, model_stage, flow, work, cluster)
+        _check_devices(f"plan.pin.{name}", section, cluster)
         pins[model_stage] = Pin(**section.model_dump())
     _check_choices(settings, flow, pins)
     return Capabilities(
@@ -30,27 +30,6 @@ def _model_stage(name: str, flow: Workflow) -> ModelStage:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SettingsError(f"plan.pin: {name!r} is not a model-stage of this job, valid: {', '.join(valid)}{hint}")
     return ModelStage.parse(name)
-
-
-def _check_pin(
-    where: str, pin: PinSection, model_stage: ModelStage, flow: Workflow, work: Workload, cluster: Cluster
-) -> None:
-    spec = flow.spec(model_stage)
-    legal = family(spec.family).legal_tp(spec)
-    if pin.tp is not None and pin.tp not in legal:
-        raise SettingsError(
-            f"{where}.tp is {pin.tp}: {spec.heads} heads with {spec.kv_heads} KV heads are not divisible by it, "
-            f"valid degrees: {_join(legal)}"
-        )
-    if pin.pp is not None and pin.pp > spec.layers:
-        raise SettingsError(f"{where}.pp is {pin.pp}, beyond the {spec.layers} layers of the model")
-    batch = work.mini_batch if model_stage.stage is Stage.TRAINING else work.sequences
-    share = -(-batch // (pin.dp or 1))
-    if pin.dp is not None and pin.dp > batch:
-        raise SettingsError(f"{where}.dp is {pin.dp}, beyond the {batch} sequences to share out")
-    if pin.micro_batch is not None and pin.micro_batch > share:
-        raise SettingsError(f"{where}.micro_batch is {pin.micro_batch}, the largest share has {share} sequences")
-    _check_devices(where, pin, cluster)
 
 
 def _check_devices(where: str, pin: PinSection, cluster: Cluster) -> None:
