@@ -6,6 +6,7 @@ are seen by saved-tensor hooks. On CUDA the totals come from the allocator.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,11 @@ class Ledger:
             raise
         return Hold(self, tensors)
 
+    def watch(self, category: str, tensor: torch.Tensor) -> None:
+        """Count a tensor for as long as somebody else keeps it. Raises OutOfMemoryError as `hold` does."""
+        self._count(category, tensor)
+        weakref.finalize(tensor, self._forget, tensor.untyped_storage().data_ptr()).atexit = False
+
     @contextmanager
     def activations(self) -> Iterator[None]:
         """Count what autograd saves inside the context, until the backward pass frees it."""
@@ -114,7 +120,9 @@ class Ledger:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Count one use of the tensor's storage less."""
-        key = tensor.untyped_storage().data_ptr()
+        self._forget(tensor.untyped_storage().data_ptr())
+
+    def _forget(self, key: int) -> None:
         count = self._counts.get(key, 0) - 1
         if count > 0:
             self._counts[key] = count

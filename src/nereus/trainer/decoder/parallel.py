@@ -106,6 +106,28 @@ class Axis:
         return received
 
 
+class Outbox:
+    """Sends to one peer, at most one under way."""
+
+    def __init__(self, axis: Axis, peer: int) -> None:
+        self._axis = axis
+        self._peer = peer
+        self._handle: Handle | None = None
+        self._tensor: torch.Tensor | None = None
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Start to send, after the send before has ended."""
+        self.flush()
+        self._tensor = tensor.contiguous()
+        self._handle = self._axis.isend(self._tensor, self._peer)
+
+    def flush(self) -> None:
+        """Wait for the send under way."""
+        if self._handle is not None:
+            self._axis.wait(self._handle)
+        self._handle = self._tensor = None
+
+
 class _Enter(torch.autograd.Function):
     """Identity whose gradient is summed over the axis."""
 

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from nereus.engine.groups import Handle
 from nereus.trainer.decoder import outputs
 from nereus.trainer.decoder.batch import MicroBatch
 from nereus.trainer.decoder.gradients import Gradients, accumulating, complete
 from nereus.trainer.decoder.model import Decoder
-from nereus.trainer.decoder.parallel import Axis
+from nereus.trainer.decoder.parallel import Outbox
 
 Loss = Callable[[Mapping[str, torch.Tensor], MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """(outputs, micro-batch) to the loss summed over the micro-batch, and sums to report."""
@@ -28,10 +27,10 @@ def forward(
 ) -> list[dict[str, torch.Tensor]]:
     """The outputs of each micro-batch; empty off the last pp rank. No gradients."""
     found = []
-    following = _Outbox(decoder.pp, decoder.pp_rank + 1)
+    following = Outbox(decoder.pp, decoder.pp_rank + 1)
     with torch.inference_mode():
         for batch in micro_batches:
-            x = _run(decoder, batch, _receive_input(decoder, batch))
+            x = _run(decoder, batch, receive_input(decoder, batch))
             if decoder.last:
                 found.append(outputs.compute(decoder, x, batch, wanted))
             else:
@@ -84,12 +83,12 @@ class _Schedule:
         self._scale = scale
         self._sums = sums
         self._in_flight: deque[_InFlight] = deque()
-        self._following = _Outbox(decoder.pp, decoder.pp_rank + 1)
-        self._previous = _Outbox(decoder.pp, decoder.pp_rank - 1)
+        self._following = Outbox(decoder.pp, decoder.pp_rank + 1)
+        self._previous = Outbox(decoder.pp, decoder.pp_rank - 1)
 
     def forward(self, batch: MicroBatch) -> None:
         """Receive, compute, send on; the last pp rank computes the loss."""
-        given = _receive_input(self._decoder, batch)
+        given = receive_input(self._decoder, batch)
         if given is not None:
             given.requires_grad_(True)
         made = _run(self._decoder, batch, given)
@@ -121,29 +120,7 @@ class _Schedule:
         self._previous.flush()
 
 
-class _Outbox:
-    """Sends to one peer, at most one under way."""
-
-    def __init__(self, axis: Axis, peer: int) -> None:
-        self._axis = axis
-        self._peer = peer
-        self._handle: Handle | None = None
-        self._tensor: torch.Tensor | None = None
-
-    def send(self, tensor: torch.Tensor) -> None:
-        """Start to send, after the send before has ended."""
-        self.flush()
-        self._tensor = tensor.contiguous()
-        self._handle = self._axis.isend(self._tensor, self._peer)
-
-    def flush(self) -> None:
-        """Wait for the send under way."""
-        if self._handle is not None:
-            self._axis.wait(self._handle)
-        self._handle = self._tensor = None
-
-
-def _receive_input(decoder: Decoder, batch: MicroBatch) -> torch.Tensor | None:
+def receive_input(decoder: Decoder, batch: MicroBatch) -> torch.Tensor | None:
     """What the previous pp rank made of the micro-batch; None on the first."""
     if decoder.first:
         return None
