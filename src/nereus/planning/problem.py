@@ -1,0 +1,40 @@
+"""What a plan is searched for: the job, the devices, what the job can do, what is known, and what runs now."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from nereus.core import Calibration, Capabilities, Cluster, Plan, SettingsError, Workflow, Workload
+from nereus.cost.step import StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`headroom` is the share of every device's capacity that a plan leaves free (paper §4.2)."""
+
+    workflow: Workflow
+    workload: Workload
+    cluster: Cluster
+    capabilities: Capabilities
+    calibration: Calibration = field(default_factory=Calibration)
+    current: Plan | None = None
+    headroom: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise SettingsError(f"planner: headroom {self.headroom}, must be at least 0 and below 1")
+        if not self.cluster.devices:
+            raise SettingsError("planner: the cluster has no devices")
+
+    def model(self) -> StepModel:
+        """The cost model of this problem."""
+        return StepModel(self.workflow, self.workload, self.cluster, self.calibration)
+
+    def usable_bytes(self, device: int) -> int:
+        """What a plan may use of a device."""
+        return math.floor(self.cluster.kind(device).memory_bytes * (1 - self.headroom))
+
+    def needed_capacity(self, peak_bytes: int) -> int:
+        """The smallest capacity whose usable part holds `peak_bytes`."""
+        return math.ceil(peak_bytes / (1 - self.headroom))
