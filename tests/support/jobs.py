@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
+from nereus.algorithms.grpo import Grpo
 from nereus.algorithms.ppo import Ppo
 from nereus.clusters.local import Local
 from nereus.core import (
@@ -76,7 +77,7 @@ def job_config(models: Path, algorithm: Algorithm | None = None, precision: str 
         spec = replace(Llama().spec(ModelDir.read(path).config), dtype=precision)
         head = Head.SCALAR if folders[role] == "reward" else Head.LM
         sources[role] = ModelSource(str(path), replace(spec, head=head))
-    samples = 4 if getattr(chosen, "needs_groups", False) else 1
+    samples = 4 if isinstance(chosen, Grpo) else 1
     return JobConfig(
         algorithm=chosen,
         task=Counting(seed=3),
@@ -116,6 +117,7 @@ class Trained:
     responses: list[list[list[int]]] = field(default_factory=list)
     parameters: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     metrics: list[dict[str, float]] = field(default_factory=list)
+    primitives: set[str] = field(default_factory=set)
 
 
 class ReplayedJob(RLJob):
@@ -166,7 +168,9 @@ def train(
             if boundary.step < len(plans):
                 goal = plans[boundary.step]
                 capacity = dict.fromkeys(range(devices), 1 << 30)
-                outcome = executor.execute(compile_transition(job.units, goal, known, capacity))
+                dag = compile_transition(job.units, goal, known, capacity)
+                found.primitives |= {primitive.name for primitive in dag.primitives}
+                outcome = executor.execute(dag)
                 assert outcome.completed, outcome.error
                 job.adopt(outcome.units, goal)
         path = job.checkpoint()
