@@ -1,25 +1,29 @@
+# `make demo` and `make test` each work alone on a fresh machine with Python 3.11 or newer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 
 .PHONY: demo test check bench test-slow clean
 
 $(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "nereus needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch is pinned here: the range in pyproject.toml alone may choose a CUDA build of several GB.
+# torch alone and first, pinned: a range may choose another build, of several GB.
 $(VENV)/train.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[train]'
 	touch $@
 
-$(VENV)/dev.stamp: pyproject.toml $(VENV)/train.stamp
+$(VENV)/dev.stamp: $(VENV)/train.stamp
 	$(PIP) --editable '.[train,dev]'
 	touch $@
 
-demo: $(VENV)/train.stamp
+build/tiny/build.json: | $(VENV)/train.stamp
 	$(BIN)/python examples/make_tiny_models.py --out build/tiny
+
+demo: $(VENV)/train.stamp build/tiny/build.json
 	$(BIN)/nereus train examples/ppo_counting.yaml
 
 test: $(VENV)/dev.stamp
@@ -31,9 +35,9 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp
-	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/plan_choice.py
+bench: $(VENV)/dev.stamp build/tiny/build.json
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.plan_choice
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow

@@ -9,6 +9,7 @@ from nereus.settings.build import (
     specs,
     task,
     thresholds,
+    trainable,
     workflow,
     workload,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "specs",
     "task",
     "thresholds",
+    "trainable",
     "workflow",
     "workload",
 ]

@@ -100,6 +100,13 @@ def expected_lengths(mean: float, sequences: int, limit: int) -> Lengths:
     return Lengths(mean, min(p95, limit), min(longest, limit))
 
 
+def trainable(settings: Settings) -> bool:
+    """Whether there is everything to train with: a task, and a directory for every model."""
+    return settings.task is not None and all(
+        isinstance(models.chosen(settings, role), str) for role in algorithm(settings).models()
+    )
+
+
 def job_config(settings: Settings) -> JobConfig:
     """Everything the built-in job is told, checked as far as it can be without starting it."""
     flow, source = workflow(settings), task(settings)

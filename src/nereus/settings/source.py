@@ -137,18 +137,18 @@ def unknown_key(parts: Sequence[str], valid: Iterable[str]) -> str:
 
 
 def _elsewhere(key: str, path: str) -> list[str]:
-    paths = list(_paths(Settings))
+    paths = list(known_paths(Settings))
     leaves = {known.rpartition(".")[2]: known for known in reversed(paths)}
     near = difflib.get_close_matches(key, leaves, 1)
     return [leaves[near[0]]] if near else difflib.get_close_matches(path, paths, 1, cutoff=0.0)
 
 
-def _paths(section: type[BaseModel], prefix: str = "") -> Iterable[str]:
+def known_paths(section: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, field in section.model_fields.items():
         yield prefix + name
         inner = _sections(field.annotation)
         if inner and get_origin(field.annotation) is not dict:
-            yield from _paths(inner[0], f"{prefix}{name}.")
+            yield from known_paths(inner[0], f"{prefix}{name}.")
 
 
 def _fields(section: type[BaseModel], parts: Sequence[str]) -> list[str]:
