@@ -52,7 +52,8 @@ def run(
     sinks.begin(state)
     for boundary in job.boundaries():
         state = tick(state, boundary, job, executor, brain, sinks.record)
-        sinks.metrics(boundary.step, measures(state))
+        if state.last is not None and state.last.step_s is not None:
+            sinks.metrics(boundary.step, {**job.metrics, **measures(state)})
     return state
 
 

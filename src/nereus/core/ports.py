@@ -181,6 +181,11 @@ class Brain(Protocol):
 class Job(Protocol):
     """An RL job that can be changed at its boundaries: the built-in trainer, a host framework, or a simulation."""
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the last finished step, names as in verl."""
+        ...
+
     def boundaries(self) -> Iterator[Boundary]:
         """Run the job; yield at every safe boundary."""
         ...

@@ -1,0 +1,201 @@
+"""The controller's pure half: what drifted, what could be done about it, whether to do it, what was learnt.
+
+Owns no thread, no clock and no tensor; the same state and observation always give the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from nereus.controller import monitor
+from nereus.controller.choose import choose
+from nereus.controller.monitor import Thresholds
+from nereus.controller.outlook import Outlook
+from nereus.core import (
+    Adapt,
+    Assignment,
+    Calibration,
+    Capabilities,
+    Cluster,
+    ControllerState,
+    Decision,
+    EMUSet,
+    Estimate,
+    Horizon,
+    ModelStage,
+    Observation,
+    Options,
+    Outcome,
+    Plan,
+    StateSchema,
+    Trigger,
+    Workflow,
+    Workload,
+    expand,
+)
+from nereus.core.ports import AdmissionRule
+from nereus.cost import calibrate
+
+BIAS_WEIGHT = 0.5
+"""Weight of the newest step in the moving average of measured over predicted step time."""
+BIAS, PREDICTED_S, TRANSITION_S, PAYBACK_STEPS = "bias", "predicted_step_s", "transition_s", "payback_steps"
+OF_ONE_STEP = (PREDICTED_S, TRANSITION_S, PAYBACK_STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Brain:
+    """Decides for one job. `candidates` is how many of the fastest plans are looked at in every replan."""
+
+    workflow: Workflow
+    capabilities: Capabilities
+    schemas: Mapping[ModelStage, StateSchema]
+    rule: AdmissionRule
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    headroom: float = 0.1
+    candidates: int = 8
+
+    def start(
+        self, cluster: Cluster, workload: Workload, ready: Collection[int] | None = None, plan: Plan | None = None
+    ) -> ControllerState:
+        """The state before the first step, under `plan` or else the fastest one that fits.
+
+        `cluster` holds every device that may ever be there, `ready` those that are there now (None: all). Raises
+        InfeasibleError when nothing fits.
+        """
+        now = cluster if ready is None else cluster.only(ready)
+        chosen = plan or self._outlook(now, workload, Calibration()).fastest()
+        values = {monitor.LENGTH: workload.response.mean, monitor.DEVICES: float(len(now.ids))}
+        state = ControllerState(
+            chosen, expand(chosen), pool=cluster, cluster=now, workload=workload, values=values, references=values
+        )
+        return replace(state, estimate=self._estimate(state))
+
+    def take_in(self, state: ControllerState, seen: Observation) -> tuple[ControllerState, tuple[Trigger, ...]]:
+        """Learn from what was measured, then compare the present with the last replan."""
+        usable, alive = seen.devices - seen.departing, seen.devices | seen.departing
+        here = replace(state, workload=_workload(state.workload, seen))
+        predicted = self._estimate(here)
+        learnt, values = self._learn(here, seen, predicted)
+        estimate = self._estimate(learnt)
+        saw = monitor.watch(replace(state, values=values), seen, estimate, self.thresholds, self.headroom)
+        horizons = {
+            name: state.horizons.get(name, Horizon()).crossed(seen.boundary.step)
+            if name in saw.crossed
+            else state.horizons[name]
+            for name in sorted(saw.crossed | set(state.horizons))
+        }
+        after = replace(
+            learnt,
+            units=state.units.without_devices(state.units.devices - alive),
+            cluster=state.pool.only(usable),
+            departing=seen.departing,
+            values=saw.values,
+            horizons=horizons,
+            estimate=estimate,
+            last=seen,
+        )
+        return after, saw.triggers
+
+    def propose(self, state: ControllerState) -> Options:
+        """The fastest plans that fit what is there now, each with its way there and what it saves."""
+        pressure = state.values.get(monitor.PRESSURE, 1.0)
+        calibration = replace(state.calibration, memory_scale=state.calibration.memory_scale * pressure)
+        outlook = self._outlook(state.cluster, state.workload, calibration)
+        calm = state.last is None or state.last.out_of_memory is None
+        fits = state.values.get(monitor.MEMORY, 0.0) <= self.thresholds.memory
+        stands = state.plan.devices <= frozenset(state.cluster.ids)
+        whole = frozenset(state.units) == frozenset(expand(state.plan))
+        # Savings count against what would go on running: the current plan without the units that lose a device.
+        baseline = remaining(state.plan, frozenset(state.cluster.ids)) or state.plan
+        found = outlook.options(state, baseline)
+        return replace(found, current=state.estimate if calm and fits and stands and whole else None)
+
+    def decide(self, state: ControllerState, triggers: Sequence[Trigger], options: Options) -> Decision:
+        """Keep, adapt or restart, with the arithmetic."""
+        step = state.last.boundary.step if state.last is not None else 0
+        return choose(state, triggers, options, self.rule, step)
+
+    def rebase(self, state: ControllerState, triggers: Sequence[Trigger]) -> ControllerState:  # noqa: ARG002
+        """Every signal's reference becomes its present value, whatever was decided and whichever signal fired."""
+        present = {name: state.values[name] for name in monitor.SIGNALS if name in state.values}
+        return replace(state, references={**state.references, **present})
+
+    def settle(self, state: ControllerState, decision: Adapt, outcome: Outcome) -> ControllerState:
+        """Take over what exists now. What the transition cost is learnt with the first step after it."""
+        values = monitor.without_trend(state.values) | {TRANSITION_S: outcome.seconds}
+        if isfinite(decision.payback.steps):
+            values[PAYBACK_STEPS] = decision.payback.steps
+        references = {name: value for name, value in state.references.items() if name != monitor.MEMORY}
+        after = replace(state, units=outcome.units, values=values, references=references, pending_transition_s=None)
+        if not outcome.completed:
+            return after
+        proposal = decision.proposal
+        moved = bool(proposal.dag.primitives) and outcome.seconds > 0
+        ideal_s = self._outlook(state.pool, state.workload, state.calibration).transition_ideal_s(proposal.dag)
+        return replace(
+            after,
+            plan=proposal.plan,
+            estimate=proposal.estimate,
+            pending_transition_s=ideal_s if moved else None,
+        )
+
+    def begin(self, state: ControllerState, plan: Plan, units: EMUSet) -> ControllerState:
+        """The state after a restart under `plan`; what was learnt about costs is kept."""
+        after = replace(
+            state, plan=plan, units=units, values=monitor.without_trend(state.values), pending_transition_s=None
+        )
+        return replace(after, estimate=self._estimate(after))
+
+    def _learn(
+        self, state: ControllerState, seen: Observation, predicted: Estimate
+    ) -> tuple[ControllerState, dict[str, float]]:
+        """Calibrate; `predicted` was made before this observation, so its error is an honest one."""
+        values = {name: value for name, value in state.values.items() if name not in OF_ONE_STEP}
+        model = self._outlook(state.pool, state.workload, state.calibration).model
+        calibration = calibrate.learn(model, state.plan, seen)
+        if seen.step_s is None:
+            return replace(state, calibration=calibration), dict(state.values)
+        values[PREDICTED_S] = predicted.step_s
+        bias, ratio = values.get(BIAS), seen.step_s / predicted.step_s
+        if state.pending_transition_s is None:
+            values[BIAS] = ratio if bias is None else bias + BIAS_WEIGHT * (ratio - bias)
+        else:
+            # What the first step takes beyond the usual belongs to the transition (D7.6).
+            excess_s = max(0.0, seen.step_s - (bias or 1.0) * predicted.step_s)
+            took_s = state.values[TRANSITION_S] + excess_s
+            calibration = calibrate.update_transition(calibration, state.pending_transition_s, took_s)
+        return replace(state, calibration=calibration, pending_transition_s=None), values
+
+    def _estimate(self, state: ControllerState) -> Estimate:
+        return self._outlook(state.pool, state.workload, state.calibration).estimate(state.plan)
+
+    def _outlook(self, cluster: Cluster, workload: Workload, calibration: Calibration) -> Outlook:
+        return Outlook(
+            self.workflow,
+            self.capabilities,
+            self.schemas,
+            cluster,
+            workload,
+            calibration,
+            self.headroom,
+            self.candidates,
+        )
+
+
+def _workload(workload: Workload, seen: Observation) -> Workload:
+    """The workload with the lengths of the last step."""
+    return replace(workload, prompt=seen.prompt or workload.prompt, response=seen.response or workload.response)
+
+
+def remaining(plan: Plan, devices: frozenset[int]) -> Plan | None:
+    """The plan without the units that lose a device; None when a model-stage has none left."""
+    assignments = []
+    for assignment in plan.assignments:
+        units = tuple(unit for unit in assignment.units if set(unit) <= devices)
+        if not units:
+            return None
+        assignments.append(Assignment(replace(assignment.candidate, dp=len(units)), units))
+    partitions = tuple(replace(part, devices=part.devices & devices) for part in plan.partitions)
+    return Plan(tuple(assignments), partitions)
