@@ -6,7 +6,7 @@ shorter never makes the step longer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nereus.core import Workflow
@@ -37,29 +37,37 @@ def node_order(workflow: Workflow) -> tuple[tuple[str, ...], dict[str, tuple[str
     return order, {name: tuple(names) for name, names in before.items()}
 
 
+def mask(devices: Iterable[int]) -> int:
+    """Devices as bits, for quick tests of overlap."""
+    bits = 0
+    for device in devices:
+        bits |= 1 << device
+    return bits
+
+
 def turns(
-    order: Sequence[str], before: Mapping[str, Collection[str]], devices: Mapping[str, frozenset[int]]
+    order: Sequence[str], before: Mapping[str, Collection[str]], devices: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """What each call waits for, its turn on shared devices included."""
+    """What each call waits for, its turn on shared devices (as bits) included."""
     waits: dict[str, tuple[str, ...]] = {}
     for index, name in enumerate(order):
-        shared = (other for other in order[:index] if devices[other] & devices[name])
-        waits[name] = tuple(dict.fromkeys((*before[name], *shared)))
+        mine, known = devices[name], before[name]
+        shared = tuple(other for other in order[:index] if devices[other] & mine and other not in known)
+        waits[name] = (*known, *shared)
     return waits
 
 
 def timeline(order: Sequence[str], waits: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> Timeline:
     """The longest path through the calls."""
     ends: dict[str, float] = {}
-    latest: dict[str, str | None] = {}
+    latest: dict[str, str] = {}
     for name in order:
-        latest[name] = max(waits[name], key=ends.__getitem__, default=None)
-        start = ends[latest[name]] if latest[name] is not None else 0.0  # type: ignore[index]
+        start = 0.0
+        for other in waits[name]:
+            if ends[other] > start:
+                start, latest[name] = ends[other], other
         ends[name] = start + seconds[name]
-    path: list[str] = []
-    step: str | None = max(order, key=ends.__getitem__)
-    step_s = ends[step] if step else 0.0
-    while step is not None:
-        path.append(step)
-        step = latest[step]
-    return Timeline(step_s, ends, tuple(reversed(path)))
+    path = [max(order, key=ends.__getitem__)]
+    while path[-1] in latest:
+        path.append(latest[path[-1]])
+    return Timeline(ends[path[0]], ends, tuple(reversed(path)))

@@ -26,7 +26,7 @@ from nereus.cost import operations
 from nereus.cost.calls import CallCost, CallModel, Site
 from nereus.cost.memory import Sizes, master_bytes, transient_bytes
 from nereus.cost.operations import TENSORS_PER_LAYER, Rates
-from nereus.cost.schedule import SYNC, Timeline, node_order, timeline, turns
+from nereus.cost.schedule import SYNC, Timeline, mask, node_order, timeline, turns
 from nereus.cost.state import schemas
 
 Units = tuple[tuple[int, ...], ...]
@@ -169,10 +169,6 @@ class StepModel:
         seconds = ideal / operations.efficiency(self.calibration, "sync").value
         return CallCost(seconds * operations.residual(self.calibration, SYNC).value, {"sync": ideal})
 
-    def line(self, devices: Mapping[str, frozenset[int]], seconds: Mapping[str, float]) -> Timeline:
-        """The schedule of calls that take `seconds` on `devices`."""
-        return timeline(self.order, turns(self.order, self.before, devices), seconds)
-
     def _plan_costs(self, plan: Plan) -> dict[str, CallCost]:
         found: dict[str, CallCost] = {}
         for assignment in plan.assignments:
@@ -182,10 +178,12 @@ class StepModel:
         return {name: found[name] for name in self.order}
 
     def _timeline(self, plan: Plan, costs: Mapping[str, CallCost]) -> Timeline:
-        devices = {call.name: plan.of(call.model_stage).devices for call in self.workflow.calls}
-        synced = {model_stage for pair in self.workflow.weight_syncs for model_stage in pair}
-        devices[SYNC] = frozenset[int]().union(*(plan.of(model_stage).devices for model_stage in synced))
-        return self.line(devices, {name: cost.seconds for name, cost in costs.items()})
+        devices = {call.name: mask(plan.of(call.model_stage).devices) for call in self.workflow.calls}
+        devices[SYNC] = 0
+        for model_stage in {model_stage for pair in self.workflow.weight_syncs for model_stage in pair}:
+            devices[SYNC] |= mask(plan.of(model_stage).devices)
+        waits = turns(self.order, self.before, devices)
+        return timeline(self.order, waits, {name: cost.seconds for name, cost in costs.items()})
 
     def _uncertainty(self, costs: Mapping[str, CallCost], line: Timeline) -> float:
         """Errors of one class go together, those of different classes do not."""

@@ -17,7 +17,7 @@ from nereus.core import Capabilities, ModelStage, Partition, Stage
 
 EXACT_CUTS = 16
 """Up to so many devices a window may end anywhere; larger pools are cut at sixteenths."""
-MIXED_POOL = 8
+MIXED_POOL = 4
 """Up to so many devices a stage with the whole pool may go with stages that share it out."""
 
 Window = tuple[int, ...]

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from nereus.core import InfeasibleError, ModelStage, Plan
-from nereus.cost.step import StepModel
+from nereus.core import Assignment, InfeasibleError, Plan
 from nereus.planning.arrange import arrangements
 from nereus.planning.judge import explain_shortage, shortage
-from nereus.planning.options import Array, OptionTable
+from nereus.planning.options import Array, Group, Options, OptionTable
 from nereus.planning.problem import Problem
-from nereus.planning.tree import Tree
+from nereus.planning.tree import Job, Tree
 
 
-def nothing_fits(
-    problem: Problem, model: StepModel, table: OptionTable, levels: Sequence[ModelStage]
-) -> InfeasibleError:
+def nothing_fits(problem: Problem, job: Job, table: OptionTable) -> InfeasibleError:
     """The error that says what the leanest plan lacks, on which device and why."""
-    for model_stage in levels:
-        if not len(table.options(model_stage, table.pool, fitting=False)):
-            reasons = sorted({r.reason for r in table.refusals.all() if r.plan.startswith(str(model_stage))})
-            return InfeasibleError(
-                f"no plan fits {len(table.pool)} devices: {model_stage} has no layout there"
-                + (f" ({'; '.join(reasons)})" if reasons else "")
-            )
-    plan = _Leanest(problem, model, table, levels).plan()
+    where = f"no plan fits {len(table.pool)} devices"
+    for model_stage in job.levels:
+        if table.options(model_stage, table.pool, fitting=False) is None:
+            reasons = {r.reason for r in table.refusals.all() if r.plan.startswith(str(model_stage))}
+            return InfeasibleError(f"{where}: {model_stage} has no layout there ({'; '.join(sorted(reasons))})")
+    plan = _Leanest(problem, job, table).plan()
     if plan is None:
-        return InfeasibleError(f"no plan fits {len(table.pool)} devices with the pins that are set")
-    peaks = model.peaks(plan)
+        return InfeasibleError(f"{where} with the devices that are pinned")
+    peaks = job.model.peaks(plan)
     return InfeasibleError(
-        f"no plan fits {len(table.pool)} devices; the one that needs least is {plan.describe()}: "
-        f"{explain_shortage(problem, peaks)}",
+        f"{where}; the one that needs least is {plan.describe()}: {explain_shortage(problem, peaks)}",
         shortage(problem, peaks),
     )
 
@@ -40,33 +32,45 @@ def nothing_fits(
 class _Leanest:
     """Branch and bound for the plan whose fullest device needs the smallest share of its capacity."""
 
-    def __init__(self, problem: Problem, model: StepModel, table: OptionTable, levels: Sequence[ModelStage]) -> None:
-        self.capacity = np.array([problem.usable_bytes(device) for device in table.pool], dtype=np.float64)
-        self.trees: list[Tree] = []
-        for arrangement in arrangements(problem.workflow.model_stages, table.pool, problem.capabilities):
-            options = [table.options(ms, arrangement.windows[ms], fitting=False) for ms in levels]
-            if all(len(entry) for entry in options):
-                self.trees.append(Tree(model, arrangement, levels, options))
-        self.best: Plan | None = None
+    def __init__(self, problem: Problem, job: Job, table: OptionTable) -> None:
+        self.problem = problem
+        self.job = job
+        self.table = table
         self.share = float("inf")
+        self.best: tuple[Assignment, ...] | None = None
 
     def plan(self) -> Plan | None:
         """The leanest plan; None without any arrangement in which every model-stage has a layout."""
-        for tree in self.trees:
-            zeros = np.zeros(len(self.capacity))
-            if ((tree.least_stored[0] + tree.least_added[0]) / self.capacity).max() < self.share:
-                self._branch(tree, (), zeros, zeros)
-        return self.best
+        zeros = np.zeros(len(self.table.pool))
+        tried = arrangements(self.problem.workflow.model_stages, self.table.pool, self.problem.capabilities)
+        for arrangement in tried:
+            options = [self.table.options(ms, arrangement.windows[ms], fitting=False) for ms in self.job.levels]
+            levels = [entry for entry in options if entry is not None]
+            if len(levels) == len(options):
+                self._branch(Tree(self.job, [entry.choices for entry in levels]), levels, (), zeros, zeros)
+        if self.best is None:
+            return None
+        return Plan(tuple(sorted(self.best, key=lambda a: a.candidate.model_stage.sort_key)))
 
-    def _branch(self, tree: Tree, chosen: tuple[int, ...], stored: Array, added: Array) -> None:
+    def _branch(self, tree: Tree, options: list[Options], chosen: tuple[int, ...], stored: Array, added: Array) -> None:
         level = len(chosen)
-        options = tree.options[level]
-        shares = (tree.bytes(level, stored, added) / self.capacity).max(axis=1)
+        rows = options[level].choices
+        shares = (tree.peaks(level, stored, added) / self.table.usable).max(axis=1)
         for row in map(int, np.argsort(shares, kind="stable")):
             if shares[row] >= self.share:
                 return
             picked = (*chosen, row)
-            if len(picked) == len(tree.levels):
-                self.best, self.share = tree.plan(picked), float(shares[row])
+            if len(picked) == len(options):
+                self._finish([entry.groups[index] for entry, index in zip(options, picked, strict=True)])
             else:
-                self._branch(tree, picked, stored + options.stored[row], np.maximum(added, options.added[row]))
+                self._branch(tree, options, picked, stored + rows.stored[row], np.maximum(added, rows.added[row]))
+
+    def _finish(self, groups: list[Group]) -> None:
+        """Take of each group the member that adds least."""
+        members = [int(np.argmin(group.rows.added.max(axis=1))) for group in groups]
+        stored = sum(group.rows.stored[member] for group, member in zip(groups, members, strict=True))
+        added = np.max([group.rows.added[member] for group, member in zip(groups, members, strict=True)], axis=0)
+        share = float(((stored + added) / self.table.usable).max())
+        if share < self.share:
+            self.share = share
+            self.best = tuple(group.assignments[member] for group, member in zip(groups, members, strict=True))

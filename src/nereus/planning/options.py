@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nereus.core import Assignment, Candidate, ModelStage
+from nereus.cost.schedule import mask
 from nereus.cost.step import StepModel
 from nereus.planning.arrange import Window
 from nereus.planning.legal import Refusals, legal
@@ -33,19 +36,54 @@ class Option:
         return 1 + max(device for unit in self.units for device in unit)
 
 
+class Choices:
+    """Rows to choose one from: seconds of each call of a model-stage, bytes on each device of the pool, devices."""
+
+    def __init__(self, seconds: Array, stored: Array, added: Array, devices: Sequence[int]) -> None:
+        self.seconds = seconds
+        self.stored = stored
+        self.added = added
+        self.devices = devices
+        """As bits of pool indices."""
+
+    @cached_property
+    def least_seconds(self) -> list[float]:
+        """No row is faster, call by call."""
+        return [float(seconds) for seconds in self.seconds.min(axis=0)]
+
+    @cached_property
+    def least_stored(self) -> Array:
+        """No row stores less, device by device."""
+        return np.asarray(self.stored.min(axis=0))
+
+    @cached_property
+    def least_added(self) -> Array:
+        """No row adds less, device by device."""
+        return np.asarray(self.added.min(axis=0))
+
+    @cached_property
+    def core(self) -> int:
+        """Devices that every row uses."""
+        core = -1
+        for devices in self.devices:
+            core &= devices
+        return core
+
+
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Options on named devices. Rows are options; columns are the model-stage's calls, or the devices of the pool."""
+class Group:
+    """Assignments that differ in micro-batch, recomputation or KV budget alone, and their rows."""
 
     assignments: tuple[Assignment, ...]
-    seconds: Array
-    stored: Array
-    added: Array
-    core: frozenset[int]
-    """Devices that every option uses."""
+    rows: Choices
 
-    def __len__(self) -> int:
-        return len(self.assignments)
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a model-stage in a window: `choices` has one row for each group, the best of its members."""
+
+    groups: tuple[Group, ...]
+    choices: Choices
 
 
 class OptionTable:
@@ -56,68 +94,46 @@ class OptionTable:
         self.model = model
         self.pool = pool
         self.refusals = Refusals()
-        self._usable = np.array([problem.usable_bytes(device) for device in pool], dtype=np.float64)
+        self.usable = np.array([problem.usable_bytes(device) for device in pool], dtype=np.float64)
         self._index = {device: index for index, device in enumerate(pool)}
-        self._synced = {model_stage for pair in problem.workflow.weight_syncs for model_stage in pair}
         self._frontiers: dict[tuple[ModelStage, tuple[tuple[str, int], ...]], tuple[Option, ...]] = {}
-        self._options: dict[tuple[ModelStage, Window, bool], Options] = {}
+        self._options: dict[tuple[ModelStage, Window, bool], Options | None] = {}
 
-    def options(self, model_stage: ModelStage, window: Window, fitting: bool = True) -> Options:
-        """The frontier in `window`, fastest first; with `fitting`, only options that fit on empty devices."""
+    def options(self, model_stage: ModelStage, window: Window, fitting: bool = True) -> Options | None:
+        """The options in `window`; with `fitting`, those that fit on empty devices. None when there are none."""
         key = (model_stage, window, fitting)
         if key not in self._options:
-            options = self._named(self.frontier(model_stage, window), window)
-            if fitting:
-                fits = ((options.stored + options.added) <= self._usable).all(axis=1)
-                for index in np.flatnonzero(~fits):
-                    self.refusals.add(options.assignments[index].candidate, "does not fit in memory")
-                options = _pick(options, np.flatnonzero(fits))
-            self._options[key] = options
+            self._options[key] = self._named(self.frontier(model_stage, window), window, fitting)
         return self._options[key]
 
     def frontier(self, model_stage: ModelStage, window: Window) -> tuple[Option, ...]:
-        """Options that no other beats in seconds and in bytes on every device at once.
+        """Options that no other with the same layout and replicas beats in seconds and in bytes on every device.
 
-        A dominating option uses no device that the dominated one does not, so one frontier serves smaller windows.
+        Where all devices are alike, the frontier of the whole pool serves smaller windows.
         """
         devices = [self.problem.cluster.device(device) for device in window]
-        first = {node: index for index, node in reversed(list(enumerate(d.node for d in devices)))}
-        signature = tuple((device.kind, first[device.node]) for device in devices)
+        first: dict[int, int] = {}
+        signature = tuple((device.kind, first.setdefault(device.node, len(first))) for device in devices)
         key = (model_stage, signature)
         if key not in self._frontiers:
-            whole = tuple(device for device in self.pool if self.problem.cluster.device(device).node == devices[0].node)
-            if len(set(signature)) == 1 and len(whole) > len(window) and self._uniform(whole):
-                wider = self.frontier(model_stage, whole)
+            alike = len({(d.kind, d.node) for d in self.problem.cluster.devices}) == 1
+            if alike and len(window) < len(self.pool):
+                wider = self.frontier(model_stage, self.pool)
                 self._frontiers[key] = tuple(option for option in wider if option.reach <= len(window))
             else:
-                self._frontiers[key] = self._undominated(model_stage, window)
+                self._frontiers[key] = self._undominated(self._priced(model_stage, window))
         return self._frontiers[key]
 
-    def _uniform(self, window: Window) -> bool:
-        return len({self.problem.cluster.device(device).kind for device in window}) == 1
-
-    def _undominated(self, model_stage: ModelStage, window: Window) -> tuple[Option, ...]:
-        options = self._priced(model_stage, window)
-        options.sort(key=lambda option: (sum(option.seconds), sum(option.stored) + sum(option.added)))
-        width = len(window)
-        kept: list[Option] = []
-        rows = np.empty((len(options), 2 * width + len(options[0].seconds) + 2)) if options else np.empty((0, 0))
+    def _undominated(self, options: list[Option]) -> tuple[Option, ...]:
+        kept: dict[Units, list[Option]] = {}
+        options.sort(key=lambda option: (sum(option.seconds), sum(option.added)))
         for option in options:
-            row = self._features(option, width)
-            if not (rows[: len(kept)] <= row + 1e-12 * np.abs(row)).all(axis=1).any():
-                rows[len(kept)] = row
-                kept.append(option)
+            rivals = kept.setdefault(option.units, [])
+            if any(_dominates(rival, option) for rival in rivals):
+                self.refusals.add(option.candidate, "another micro-batch or recompute mode is as fast with less memory")
             else:
-                self.refusals.add(option.candidate, "another candidate is as fast with less memory")
-        return tuple(kept)
-
-    def _features(self, option: Option, width: int) -> Array:
-        """What dominance compares. A weight synchronisation depends on both layouts, so these must be equal."""
-        candidate, group = option.candidate, 0
-        if candidate.model_stage in self._synced:
-            group = (candidate.layout.tp << 20) + (candidate.layout.pp << 10) + candidate.dp
-        pad = (0,) * (width - len(option.stored))
-        return np.array([*option.seconds, *option.stored, *pad, *option.added, *pad, group, -group], dtype=np.float64)
+                rivals.append(option)
+        return tuple(option for rivals in kept.values() for option in rivals)
 
     def _priced(self, model_stage: ModelStage, window: Window) -> list[Option]:
         nodes = [self.problem.cluster.device(device).node for device in window]
@@ -148,27 +164,46 @@ class OptionTable:
                 added[index] = largest[position // tp]
         return tuple(stored), tuple(added)
 
-    def _named(self, frontier: tuple[Option, ...], window: Window) -> Options:
+    def _named(self, frontier: tuple[Option, ...], window: Window, fitting: bool) -> Options | None:
+        groups: dict[Units, list[Option]] = {}
+        limits = [float(self.usable[self._index[device]]) for device in window]
+        for option in frontier:
+            used = map(sum, zip(option.stored, option.added, strict=True))
+            if fitting and any(size > limit for size, limit in zip(used, limits, strict=False)):
+                self.refusals.add(option.candidate, "does not fit in memory, even alone")
+            else:
+                groups.setdefault(option.units, []).append(option)
+        if not groups:
+            return None
+        named = tuple(self._group(options, window) for options in groups.values())
+        best = Choices(
+            np.array([group.rows.least_seconds for group in named]),
+            np.array([group.rows.least_stored for group in named]),
+            np.array([group.rows.least_added for group in named]),
+            [group.rows.core for group in named],
+        )
+        return Options(named, best)
+
+    def _group(self, options: list[Option], window: Window) -> Group:
         columns = [self._index[device] for device in window]
-        stored = np.zeros((len(frontier), len(self.pool)))
+        stored = np.zeros((len(options), len(self.pool)))
         added = np.zeros_like(stored)
-        for row, option in enumerate(frontier):
+        for row, option in enumerate(options):
             stored[row, columns] = option.stored[: len(window)]
             added[row, columns] = option.added[: len(window)]
-        assignments = tuple(Assignment(option.candidate, _on(option.units, window)) for option in frontier)
-        seconds = np.array([option.seconds for option in frontier]).reshape(len(frontier), -1)
-        return Options(assignments, seconds, stored, added, _core(assignments))
+        units = _on(options[0].units, window)
+        bits = mask(self._index[device] for unit in units for device in unit)
+        seconds = np.array([option.seconds for option in options])
+        assignments = tuple(Assignment(option.candidate, units) for option in options)
+        return Group(assignments, Choices(seconds, stored, added, [bits] * len(options)))
+
+
+def _dominates(one: Option, other: Option) -> bool:
+    """Whether `one`, on the same devices, is never slower and never needs more (a hair of rounding apart)."""
+    return all(a <= b * (1 + 1e-12) for a, b in zip(one.seconds, other.seconds, strict=True)) and all(
+        a <= b for a, b in zip(one.added, other.added, strict=True)
+    )
 
 
 def _on(units: Units, window: Window) -> Units:
     return tuple(tuple(window[index] for index in unit) for unit in units)
-
-
-def _core(assignments: tuple[Assignment, ...]) -> frozenset[int]:
-    devices = [assignment.devices for assignment in assignments]
-    return frozenset.intersection(*devices) if devices else frozenset()
-
-
-def _pick(options: Options, rows: NDArray[np.intp]) -> Options:
-    assignments = tuple(options.assignments[row] for row in rows)
-    return Options(assignments, options.seconds[rows], options.stored[rows], options.added[rows], _core(assignments))

@@ -14,8 +14,8 @@ def pool_order(cluster: Cluster, current: Plan | None) -> tuple[int, ...]:
     """Devices in the order plans take them: fast kinds, then nodes and devices that the current plan uses most."""
     uses = dict.fromkeys(cluster.ids, 0)
     for assignment in current.assignments if current else ():
-        for device in assignment.devices & uses.keys():
-            uses[device] += 1
+        for device_id in assignment.devices & uses.keys():
+            uses[device_id] += 1
     node_uses: dict[int, int] = {}
     for device in cluster.devices:
         node_uses[device.node] = node_uses.get(device.node, 0) + uses[device.id]

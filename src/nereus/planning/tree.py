@@ -1,105 +1,132 @@
-"""One arrangement as a tree: a level for each model-stage, a branch for each of its options, bounds as arrays."""
+"""Choosing one row per model-stage as a tree: a level for each, bounds on time and memory as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nereus.core import Assignment, ModelStage, Plan
+from nereus.core import ModelStage
 from nereus.cost.schedule import SYNC, turns
 from nereus.cost.step import StepModel
-from nereus.planning.arrange import Arrangement
-from nereus.planning.options import Array, Options
+from nereus.planning.options import Array, Choices
 
-Seconds = Mapping[str, float | Array]
+Value = float | Array
+Sync = Callable[[Sequence[int]], float | None]
+"""Seconds of the weight synchronisation for the rows chosen so far; None before they determine it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all trees of a search share: the calls of each level, and which levels synchronise weights."""
+
+    model: StepModel
+    levels: tuple[ModelStage, ...]
+    calls: tuple[tuple[str, ...], ...]
+    synced: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: StepModel) -> Job:
+        """Model-stages of a weight synchronisation come first, so that its time is known early."""
+        workflow = model.workflow
+        synced = tuple(dict.fromkeys(model_stage for pair in workflow.weight_syncs for model_stage in pair))
+        levels = tuple(dict.fromkeys((*synced, *workflow.model_stages)))
+        calls = tuple(tuple(call.name for call in workflow.calls_of(model_stage)) for model_stage in levels)
+        return cls(model, levels, calls, tuple(range(len(synced))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Rows chosen so far and what they use of every pool device; `seconds` bounds the calls not chosen yet."""
+
+    chosen: tuple[int, ...]
+    stored: Array
+    added: Array
+    seconds: Mapping[str, Value]
 
 
 class Tree:
-    """`levels` are the model-stages in the order they are chosen; the arrays are over options and pool devices."""
+    """One `Choices` for each level of a job."""
 
-    def __init__(
-        self, model: StepModel, arrangement: Arrangement, levels: Sequence[ModelStage], options: Sequence[Options]
-    ) -> None:
-        self.model = model
-        self.arrangement = arrangement
-        self.levels = tuple(levels)
-        self.options = tuple(options)
-        workflow = model.workflow
-        self.calls = [[call.name for call in workflow.calls_of(model_stage)] for model_stage in levels]
-        cores = {call: entry.core for calls, entry in zip(self.calls, options, strict=True) for call in calls}
-        synced = {model_stage for pair in workflow.weight_syncs for model_stage in pair}
-        cores[SYNC] = frozenset[int]().union(*(o.core for ms, o in zip(levels, options, strict=True) if ms in synced))
-        self.waits = turns(model.order, model.before, cores)
-        self.least_seconds: dict[str, float | Array] = {
-            call: float(entry.seconds[:, column].min())
-            for calls, entry in zip(self.calls, options, strict=True)
-            for column, call in enumerate(calls)
-        }
-        if workflow.weight_syncs:
-            self.least_seconds[SYNC] = 0.0
-        self.least_stored, self.least_added = self._least()
+    def __init__(self, job: Job, choices: Sequence[Choices], sync_s: float = 0.0) -> None:
+        self.job = job
+        self.choices = tuple(choices)
+        cores = {name: entry.core for names, entry in zip(job.calls, choices, strict=True) for name in names}
+        cores[SYNC] = 0
+        for level in job.synced:
+            cores[SYNC] |= choices[level].core
+        self.waits = turns(job.model.order, job.model.before, cores)
+        self.least_seconds: dict[str, Value] = {SYNC: sync_s}
+        for names, entry in zip(job.calls, choices, strict=True):
+            self.least_seconds.update(zip(names, entry.least_seconds, strict=True))
 
-    def _least(self) -> tuple[list[Array], list[Array]]:
-        """By level: bytes that it and all later levels store at least, and the least that their largest call adds."""
-        width = self.options[0].stored.shape[1]
-        stored, added = [np.zeros(width)], [np.zeros(width)]
-        for entry in reversed(self.options):
-            stored.append(stored[-1] + entry.stored.min(axis=0))
-            added.append(np.maximum(added[-1], entry.added.min(axis=0)))
-        return stored[::-1], added[::-1]
+    @property
+    def bound_s(self) -> float:
+        """No choice of rows gives a shorter step."""
+        ends: dict[str, float] = {}
+        for name in self.job.model.order:
+            start = max((ends[other] for other in self.waits[name]), default=0.0)
+            ends[name] = start + float(self.least_seconds[name])
+        return max(ends.values())
 
-    def bound_s(self, seconds: Seconds) -> float | Array:
-        """The longest path when calls take `seconds`, with the turns that every choice of options implies."""
-        ends: dict[str, float | Array] = {}
-        last: float | Array = 0.0
-        for name in self.model.order:
-            start: float | Array = 0.0
+    def completions(
+        self, usable: Array, cutoff_s: Callable[[], float], sync: Sync
+    ) -> Iterator[tuple[tuple[int, ...], float, float]]:
+        """(rows, bound on the step, seconds of the synchronisation) of what fits and may beat the cutoff."""
+        zeros = np.zeros(len(usable))
+        yield from self._branch(_Node((), zeros, zeros, self.least_seconds), usable, cutoff_s, sync)
+
+    def _branch(
+        self, node: _Node, usable: Array, cutoff_s: Callable[[], float], sync: Sync
+    ) -> Iterator[tuple[tuple[int, ...], float, float]]:
+        level = len(node.chosen)
+        entry, names = self.choices[level], self.job.calls[level]
+        rows = np.flatnonzero((self.peaks(level, node.stored, node.added) <= usable).all(axis=1))
+        columns = dict(zip(names, entry.seconds[rows].T, strict=True))
+        bounds = np.broadcast_to(np.asarray(self._longest({**node.seconds, **columns})), (len(rows),))
+        for index in np.argsort(bounds, kind="stable"):
+            if bounds[index] >= cutoff_s():
+                return
+            row = int(rows[index])
+            chosen = (*node.chosen, row)
+            seconds = {**node.seconds, **dict(zip(names, map(float, entry.seconds[row]), strict=True))}
+            found = sync(chosen)
+            if found is not None:
+                seconds[SYNC] = found
+            if level + 1 == len(self.choices):
+                yield chosen, float(self._longest(seconds)), float(seconds[SYNC])
+            else:
+                added = np.maximum(node.added, entry.added[row])
+                child = _Node(chosen, node.stored + entry.stored[row], added, seconds)
+                yield from self._branch(child, usable, cutoff_s, sync)
+
+    def _longest(self, seconds: Mapping[str, Value]) -> Value:
+        """The longest path when calls take `seconds`, with the turns that every choice of rows implies."""
+        ends: dict[str, Value] = {}
+        last: Value = 0.0
+        for name in self.job.model.order:
+            start: Value = 0.0
             for other in self.waits[name]:
                 start = np.maximum(start, ends[other])
             ends[name] = start + seconds[name]
             last = np.maximum(last, ends[name])
         return last
 
-    def bytes(self, level: int, stored: Array, added: Array) -> Array:
-        """The least peak of every pool device for each option of `level`, given what earlier levels use."""
-        entry = self.options[level]
-        largest = np.maximum(np.maximum(added, entry.added), self.least_added[level + 1])
-        return np.asarray(stored + entry.stored + self.least_stored[level + 1] + largest)
-
-    def bounds_s(self, level: int, rows: NDArray[np.intp], seconds: Seconds) -> Array:
-        """The least step time for each of the options `rows` of `level`; `seconds` holds all other calls."""
-        entry = self.options[level]
-        columns = {call: entry.seconds[rows, column] for column, call in enumerate(self.calls[level])}
-        return np.broadcast_to(np.asarray(self.bound_s({**seconds, **columns})), (len(rows),))
-
-    def plan(self, chosen: Sequence[int]) -> Plan:
-        """The plan of one option per level."""
-        found = self.assignments(chosen)
-        return Plan(tuple(sorted(found, key=lambda a: a.candidate.model_stage.sort_key)), self.arrangement.partitions)
-
-    def assignments(self, chosen: Sequence[int]) -> tuple[Assignment, ...]:
-        """The assignments of the levels chosen so far."""
-        return tuple(self.options[level].assignments[row] for level, row in enumerate(chosen))
-
-    def sync_s(self, chosen: Sequence[int]) -> float | None:
-        """Seconds of the weight synchronisation once all its model-stages are chosen."""
-        placed = {a.candidate.model_stage: a for a in self.assignments(chosen)}
-        pairs = self.model.workflow.weight_syncs
-        if not pairs or not all(model_stage in placed for pair in pairs for model_stage in pair):
-            return None
-        return self.model.sync_cost([(placed[source], placed[target]) for source, target in pairs]).seconds
-
-    def step_s(self, chosen: Sequence[int], seconds: Mapping[str, float]) -> float:
-        """The step time of a complete choice, with the turns of its real devices."""
-        devices = {
-            call: assignment.devices
-            for calls, assignment in zip(self.calls, self.assignments(chosen), strict=True)
-            for call in calls
-        }
-        synced = {model_stage for pair in self.model.workflow.weight_syncs for model_stage in pair}
-        devices[SYNC] = frozenset[int]().union(
-            *(a.devices for a in self.assignments(chosen) if a.candidate.model_stage in synced)
+    def peaks(self, level: int, stored: Array, added: Array) -> Array:
+        """The least peak of every pool device for each row of `level`, given what earlier levels use."""
+        entry, (least_stored, least_added) = self.choices[level], self._rest[level]
+        return np.asarray(
+            stored + entry.stored + least_stored + np.maximum(np.maximum(added, entry.added), least_added)
         )
-        return self.model.line(devices, seconds).step_s
+
+    @cached_property
+    def _rest(self) -> list[tuple[Array, Array]]:
+        """By level: bytes that later levels store at least, and the least that their largest call adds."""
+        width = self.choices[0].stored.shape[1]
+        rest = [(np.zeros(width), np.zeros(width))]
+        for entry in reversed(self.choices[1:]):
+            stored, added = rest[-1]
+            rest.append((stored + entry.least_stored, np.maximum(added, entry.least_added)))
+        return rest[::-1]
