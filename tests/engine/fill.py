@@ -1,14 +1,12 @@
-"""Logical tensors filled with a function of (name, kind, index), and schemas to cut them by."""
+"""Small schemas, and the shards that the oracle cuts for them."""
 
 from __future__ import annotations
-
-import zlib
 
 import torch
 
 from nereus.core import EMU, Cut, Kind, StateSchema, TensorSpec, Where
-
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+from nereus.engine.positions import TORCH_DTYPES
+from tests.oracles.cut import cut
 
 
 def schema(layers: int = 3, tied: bool = True, trained: bool = True) -> StateSchema:
@@ -32,43 +30,11 @@ def schema(layers: int = 3, tied: bool = True, trained: bool = True) -> StateSch
     return StateSchema(layers, tuple(tensors), dtypes)
 
 
-def logical(spec: TensorSpec, kind: Kind, dtype: str) -> torch.Tensor:
-    """The whole tensor: no two elements of a tensor and kind that tests confuse are alike."""
-    start = zlib.crc32(f"{spec.name}/{kind}".encode()) % 9973
-    return (torch.arange(spec.elements, dtype=torch.float64) * 0.37 + start).reshape(spec.shape).to(DTYPES[dtype])
-
-
 def local(schema: StateSchema, unit: EMU, device: int) -> dict[tuple[str, Kind], torch.Tensor]:
-    """What `device` must hold in `unit`, cut here block by block and padded with zeros."""
-    pp_rank, rank = divmod(unit.devices.index(device), unit.layout.tp)
-    tp, pp = unit.layout.tp, unit.layout.pp
-    counts = [schema.layers // pp + (index < schema.layers % pp) for index in range(pp)]
-    first = sum(counts[:pp_rank])
+    """What the oracle says `device` must hold in `unit`, bit patterns of bf16 as such."""
     found: dict[tuple[str, Kind], torch.Tensor] = {}
-    for spec in schema.tensors:
-        places = {
-            Where.FIRST: pp_rank == 0,
-            Where.LAST: pp_rank == pp - 1,
-            Where.BOTH_ENDS: pp_rank in (0, pp - 1),
-            Where.LAYER: spec.layer is not None and first <= spec.layer < first + counts[pp_rank],
-        }
-        for kind, dtype in schema.dtypes.items():
-            if places[spec.where]:
-                found[spec.name, kind] = _cut(spec.cut, logical(spec, kind, dtype), tp, rank)
+    for (name, kind), values in cut(schema, unit, device).items():
+        dtype = TORCH_DTYPES[schema.dtypes[kind]]
+        signed = values.view("i2") if values.dtype == "u2" else values
+        found[name, kind] = torch.from_numpy(signed).view(dtype)
     return found
-
-
-def _cut(cut: Cut, whole: torch.Tensor, tp: int, rank: int) -> torch.Tensor:
-    if cut.dim is None:
-        return whole
-    blocks = list(whole.chunk(cut.blocks, cut.dim))
-    if cut.padded:
-        size = -(-len(blocks) // tp)
-        blocks += [torch.zeros_like(blocks[0])] * (size * tp - len(blocks))
-        mine = blocks[rank * size : (rank + 1) * size]
-    elif cut.replicated and len(blocks) < tp:
-        mine = [blocks[rank * len(blocks) // tp]]
-    else:
-        sizes = [len(blocks) // tp + (index < len(blocks) % tp) for index in range(tp)]
-        mine = blocks[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
-    return torch.cat(mine, cut.dim)

@@ -56,6 +56,10 @@ class _Progress:
     sent_bytes: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def devices(self, primitive: Primitive) -> frozenset[int]:
+        """Its own devices, and those that send to them without keeping anything of what it makes."""
+        return primitive.devices.union(*self.traffic.get(primitive.id, {}))
+
     def startable(self) -> list[Primitive]:
         """In listed order; one that cannot start yet keeps its devices from those after it."""
         before = self.dag.predecessors()
@@ -67,12 +71,13 @@ class _Progress:
             if primitive.id in self.done:
                 continue
             needed = before[primitive.id]
-            free = primitive.id not in running and not primitive.devices & taken and needed <= self.done
+            devices = self.devices(primitive)
+            free = primitive.id not in running and not devices & taken and needed <= self.done
             if isinstance(primitive, Destroy):
                 free = free and {groups[name] for name in needed if name in groups} <= self.committed
             if free:
                 found.append(primitive)
-            taken |= primitive.devices
+            taken |= devices
         return found
 
     def take(self, ticket: int, reply: Reply) -> NereusError | None:
@@ -215,7 +220,7 @@ class TransitionExecutor:
         else:
             message = Message("transition.apply", {"primitive": primitive.id})
         progress.seconds[primitive.id] = time.perf_counter()
-        for device in sorted(primitive.devices):
+        for device in sorted(progress.devices(primitive)):
             progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
     def _commit(self, progress: _Progress, group: str) -> None:

@@ -88,6 +88,7 @@ class Worker:
         self.meter = Meter(limits.speed, device_clock) if cuda else Meter(limits.speed)
         self.pacer = Pacer(limits.speed, self.meter)
         self.positions = Positions(settings.device, self.ledger, self.torch_device)
+        self._transition = Transition(self)
 
     def handlers(self) -> dict[str, Handler]:
         """The engine's own commands."""
@@ -97,7 +98,7 @@ class Worker:
             "groups.reset": self._reset_groups,
             "memory": self._memory,
             "reset_peak": self._reset_peak,
-            **Transition(self).handlers(),
+            **self._transition.handlers(),
         }
 
     def _make_groups(self, message: Message) -> None:

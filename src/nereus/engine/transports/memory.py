@@ -28,8 +28,7 @@ from nereus.core import (
     TransitionDAG,
     TransitionError,
 )
-from nereus.transition.routes import alias_source, aliased, expand_flows, flows_of, goal_units, local_copies
-from nereus.transition.routes import source_units as sources_of
+from nereus.transition.routes import aliased, expand_flows, flows_of, goal_units, local_copies, source_units
 
 Array = NDArray[Any]
 Shards = dict[tuple[str, Kind], Array]
@@ -83,31 +82,39 @@ def execute(
     return run.traffic
 
 
-class _Pending:
-    """The goal positions of one commit group before it commits, and how often each element was written."""
+class _Group:
+    """One commit group under way: what it reads, what it builds, and how often each new element was written."""
 
-    def __init__(self, steps: Sequence[Primitive]) -> None:
+    def __init__(self, dag: TransitionDAG, steps: Sequence[Primitive], schema: StateSchema) -> None:
+        self.schema = schema
+        self.sources = source_units(dag, steps)
+        self.reads = {device: unit for unit in self.sources for device in unit.devices}
+        self.builds = {device: unit for unit in goal_units(dag, steps) for device in unit.devices}
         self.waiting = {step.id for step in steps}
-        self.new: set[tuple[int, EMU]] = set()
-        self.writes: dict[int, tuple[Array, Array]] = {}
+        self.allocated: set[int] = set()
+        self.writes: dict[int, Array] = {}
+        """id of a new array → times each element was written."""
+        self._starts: dict[tuple[int, EMU], dict[str, int]] = {}
 
-    def track(self, array: Array) -> None:
-        self.writes[id(array)] = (array, np.zeros(array.shape, dtype=np.int8))
+    def index(self, move: Move, unit: EMU, device: int) -> tuple[slice, ...]:
+        """Where a move's box lies in the local tensor of a position."""
+        key = (device, unit)
+        if key not in self._starts:
+            self._starts[key] = {tensor.name: start for tensor, start, _ in self.schema.held(unit, device)}
+        start = self._starts[key][move.tensor]
+        return _slices(move.box.dim, move.box.start - start, move.box.stop - start)
 
 
 class _Run:
     def __init__(
         self, dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], world: World, capacity: dict[int, int]
     ) -> None:
-        self._dag = dag
-        self._schemas = schemas
         self._world = world
         self._capacity = capacity
         self._flows = {
             name: found for ms in dag.start.model_stages for name, found in flows_of(dag, ms, schemas[ms]).items()
         }
-        self._pending = {name: _Pending(steps) for name, steps in dag.groups.items()}
-        self._committed: set[str] = set()
+        self._groups = {name: _Group(dag, steps, schemas[steps[0].model_stage]) for name, steps in dag.groups.items()}
         self.traffic = Traffic(peak_bytes={device: world.stored_bytes(device) for device in dag.devices})
 
     def step(self, primitive: Primitive) -> None:
@@ -115,19 +122,18 @@ class _Run:
         if isinstance(primitive, Destroy):
             self._destroy(primitive)
             return
-        steps = self._dag.groups[primitive.group]
-        pending = self._pending[primitive.group]
-        schema = self._schemas[primitive.model_stage]
-        with self._frozen(sources_of(self._dag, steps)):
-            for goal in goal_units(self._dag, steps):
-                for device in goal.devices:
-                    if device in primitive.devices and (device, goal) not in pending.new:
-                        self._allocate(device, goal, alias_source(self._dag, steps, device), schema, pending)
-            for move in expand_flows(self._flows[primitive.id], schema):
-                self._move(move, steps, schema, pending)
-        pending.waiting.remove(primitive.id)
-        if not pending.waiting:
-            self._commit(primitive.group, schema)
+        group = self._groups[primitive.group]
+        with self._frozen(group.sources):
+            for device in sorted(primitive.devices & group.builds.keys() - group.allocated):
+                self._allocate(device, group)
+            for move in expand_flows(self._flows[primitive.id], group.schema):
+                for target in move.targets:
+                    self._write(move, target, group)
+                    self.traffic.sent_bytes[move.source] += move.bytes
+                    self.traffic.received_bytes[target] += move.bytes
+        group.waiting.remove(primitive.id)
+        if not group.waiting:
+            self._check_commit(group)
 
     @contextmanager
     def _frozen(self, units: Sequence[EMU]) -> Iterator[None]:
@@ -141,24 +147,25 @@ class _Run:
             for array in arrays:
                 array.flags.writeable = True
 
-    def _allocate(self, device: int, goal: EMU, source: EMU | None, schema: StateSchema, pending: _Pending) -> None:
+    def _allocate(self, device: int, group: _Group) -> None:
         """Take over what stays as it is, allocate the rest, and copy what is already on the device."""
+        goal, source, schema = group.builds[device], group.reads.get(device), group.schema
         shared = frozenset[str]() if source is None else aliased(schema, source, goal, device)
         _, rank = goal.position(device)
         shards: Shards = {}
         for tensor, _, _ in schema.held(goal, device):
             for kind, dtype in schema.dtypes.items():
+                key = (tensor.name, kind)
                 if source is not None and tensor.name in shared:
-                    shards[tensor.name, kind] = self._world.positions[device, source][tensor.name, kind]
+                    shards[key] = self._world.positions[device, source][key]
                 else:
-                    shape = tensor.local_shape(goal.layout.tp, rank)
-                    shards[tensor.name, kind] = np.zeros(shape, dtype=NUMPY_DTYPES[dtype])
-                    pending.track(shards[tensor.name, kind])
+                    shards[key] = np.zeros(tensor.local_shape(goal.layout.tp, rank), dtype=NUMPY_DTYPES[dtype])
+                    group.writes[id(shards[key])] = np.zeros(shards[key].shape, dtype=np.int8)
         self._admit(device, goal, shards)
-        pending.new.add((device, goal))
+        group.allocated.add(device)
         if source is not None:
             for move in local_copies(schema, source, goal, device):
-                self._write(move, source, goal, device, schema, pending)
+                self._write(move, device, group)
 
     def _admit(self, device: int, goal: EMU, shards: Shards) -> None:
         before = self._world.stored_bytes(device)
@@ -170,51 +177,33 @@ class _Run:
             raise OutOfMemoryError(device, stored - before, before, limit, f"a position of {goal}")
         self.traffic.peak_bytes[device] = max(self.traffic.peak_bytes.get(device, 0), stored)
 
-    def _move(self, move: Move, steps: Sequence[Primitive], schema: StateSchema, pending: _Pending) -> None:
-        source = next(unit for unit in sources_of(self._dag, steps) if move.source in unit.devices)
-        for target in move.targets:
-            goal = next(unit for unit in goal_units(self._dag, steps) if target in unit.devices)
-            self._write(move, source, goal, target, schema, pending)
-            self.traffic.sent_bytes[move.source] += move.bytes
-            self.traffic.received_bytes[target] += move.bytes
-
-    def _write(self, move: Move, source: EMU, goal: EMU, target: int, schema: StateSchema, pending: _Pending) -> None:
-        key = (move.tensor, move.kind)
-        data = self._world.positions[move.source, source][key][_index(move, source, move.source, schema)]
+    def _write(self, move: Move, target: int, group: _Group) -> None:
+        key, source, goal = (move.tensor, move.kind), group.reads[move.source], group.builds[target]
+        data = self._world.positions[move.source, source][key][group.index(move, source, move.source)]
         if data.nbytes != move.bytes:
             raise TransitionError(f"{move.tensor} {move.kind}: the box has {data.nbytes} bytes, {move.bytes} planned")
-        array, writes = pending.writes[id(self._world.positions[target, goal][key])]
-        index = _index(move, goal, target, schema)
+        array = self._world.positions[target, goal][key]
+        index = group.index(move, goal, target)
         array[index] = data
-        writes[index] += 1
+        group.writes[id(array)][index] += 1
 
-    def _commit(self, group: str, schema: StateSchema) -> None:
-        pending = self._pending[group]
-        for device, goal in pending.new:
-            for tensor, start, stop in schema.held(goal, device):
-                for kind in schema.dtypes:
-                    array = self._world.positions[device, goal][tensor.name, kind]
-                    _, writes = pending.writes.get(id(array), (array, None))
-                    owned = _slices(len(array.shape), tensor.cut.dim or 0, 0, stop - start)
+    def _check_commit(self, group: _Group) -> None:
+        for device, goal in group.builds.items():
+            for tensor, start, stop in group.schema.held(goal, device):
+                owned = _slices(tensor.cut.dim or 0, 0, stop - start)
+                for kind in group.schema.dtypes:
+                    writes = group.writes.get(id(self._world.positions[device, goal][tensor.name, kind]))
                     if writes is not None and not (writes[owned] == 1).all():
                         raise TransitionError(f"{goal}, device {device}: {tensor.name} {kind} not written exactly once")
-        pending.writes.clear()
-        self._committed.add(group)
 
     def _destroy(self, destroy: Destroy) -> None:
         unit = destroy.sources[0]
-        for name, steps in self._dag.groups.items():
-            if unit in sources_of(self._dag, steps) and name not in self._committed:
+        for name, group in self._groups.items():
+            if unit in group.sources and group.waiting:
                 raise TransitionError(f"{destroy.id} runs before {name}, which reads its unit, has committed")
         for device in unit.devices:
             del self._world.positions[device, unit]
 
 
-def _index(move: Move, unit: EMU, device: int, schema: StateSchema) -> tuple[slice, ...]:
-    """Where a move's box lies in the local tensor of a position."""
-    tensor, start, _ = next(entry for entry in schema.held(unit, device) if entry[0].name == move.tensor)
-    return _slices(len(tensor.shape), move.box.dim, move.box.start - start, move.box.stop - start)
-
-
-def _slices(dims: int, dim: int, start: int, stop: int) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) if index == dim else slice(None) for index in range(dims))
+def _slices(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * dim, slice(start, stop))

@@ -1,0 +1,262 @@
+"""Transitions of live state on real processes, bit for bit against an oracle; failures leave whole units."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from nereus.core import (
+    EMU,
+    Destroy,
+    Edge,
+    EdgeKind,
+    EMUSet,
+    Extend,
+    Layout,
+    LogicalState,
+    ModelStage,
+    Stage,
+    TransitionDAG,
+)
+from nereus.engine.connection import Message
+from nereus.engine.crew import Crew
+from nereus.engine.executor import TransitionExecutor, _Progress
+from nereus.engine.worker import DeviceSettings
+from nereus.transition.compile import connect
+from nereus.transition.fit import fit, stored_bytes
+from tests.engine.fill import local, schema
+from tests.oracles.cut import lacks_bytes
+
+TRAINING = ModelStage("actor", Stage.TRAINING)
+INFERENCE = ModelStage("reward", Stage.INFERENCE)
+SCHEMAS = {TRAINING: schema(), INFERENCE: schema(layers=4, tied=False, trained=False)}
+PROGRAM = "tests.engine.program.Filler"
+WAIT_S = 60.0
+COUNTERS = LogicalState(update_count=7, model_version=3, policy_version=2, position=96)
+
+
+def units(model_stage: ModelStage, layout: Layout, *devices: tuple[int, ...]) -> list[EMU]:
+    return [EMU(model_stage, layout, each) for each in devices]
+
+
+def started(crew: Crew, ids: range) -> Crew:
+    crew.start(ids)
+    crew.wait_ready(ids, WAIT_S)
+    return crew
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Crew]:
+    with Crew({device: DeviceSettings() for device in range(4)}, PROGRAM, timeout_s=20) as crew:
+        yield started(crew, range(4))
+
+
+@pytest.fixture
+def crew(shared: Crew) -> Iterator[Crew]:
+    """The shared crew, empty again afterwards."""
+    yield shared
+    held = [unit for unit, _ in read(shared).values()]
+    shared.call(range(4), Message("transition.abort"), WAIT_S)
+    shared.call(range(4), Message("transition.destroy", {"units": held}), WAIT_S)
+
+
+def fill(crew: Crew, start: EMUSet) -> None:
+    for unit in start:
+        fields = {"unit": unit, "schema": SCHEMAS[unit.model_stage], "logical": COUNTERS}
+        crew.call(unit.devices, Message("load", fields), WAIT_S)
+
+
+def read(crew: Crew) -> dict[tuple[int, ModelStage], tuple[EMU, LogicalState]]:
+    replies = crew.call(sorted(crew.ready()), Message("read"), WAIT_S)
+    return {(d, ms): entry for d, reply in replies.items() for ms, entry in reply.fields["held"].items()}
+
+
+def check_state(crew: Crew, expected: EMUSet) -> None:
+    """Every device holds exactly the oracle's shards of `expected`, and its ledger counts those bytes alone."""
+    replies = crew.call(sorted(crew.ready()), Message("read"), WAIT_S)
+    for device, reply in replies.items():
+        mine = {unit.model_stage: (unit, COUNTERS) for unit in expected.on(device)}
+        assert reply.fields["held"] == mine, f"device {device}"
+        wanted = {
+            f"{unit.model_stage} {name} {kind}": values
+            for unit in expected.on(device)
+            for (name, kind), values in local(SCHEMAS[unit.model_stage], unit, device).items()
+        }
+        assert reply.arrays.keys() == wanted.keys()
+        for key, values in wanted.items():
+            bits = values.contiguous().reshape(-1).view(torch.uint8).numpy()
+            assert np.array_equal(reply.arrays[key], bits), f"device {device}: {key}"
+    used = crew.call(sorted(crew.ready()), Message("memory"), WAIT_S)
+    stored = stored_bytes(expected, SCHEMAS)
+    assert {d: r.fields["used_bytes"] for d, r in used.items()} == {d: stored[d] for d in used}
+
+
+def random_units(source: random.Random, model_stage: ModelStage, devices: list[int]) -> list[EMU]:
+    layouts = [
+        Layout(tp, pp) for tp in (1, 2, 4) for pp in (1, 2, 3) if tp * pp <= len(devices) and pp <= 3 and tp * pp <= 4
+    ]
+    layout = source.choice(layouts)
+    count = source.randint(1, len(devices) // layout.size)
+    order = source.sample(devices, count * layout.size)
+    parts = [tuple(order[i * layout.size : (i + 1) * layout.size]) for i in range(count)]
+    return units(model_stage, layout, *parts)
+
+
+def random_walk(seed: int, steps: int) -> list[EMUSet]:
+    source = random.Random(seed)
+    walk: list[EMUSet] = []
+    while len(walk) < steps:
+        pool = source.sample(range(4), source.choice((2, 3, 4, 4)))
+        found = EMUSet(tuple(random_units(source, TRAINING, pool) + random_units(source, INFERENCE, pool)))
+        before = walk[-1].of(TRAINING)[0].layout if walk else None
+        if found.of(TRAINING)[0].layout != before:
+            walk.append(found)
+    return walk
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_state_is_exact_after_each_of_many_transitions(crew: Crew, seed: int) -> None:
+    walk = random_walk(seed, 11)
+    fill(crew, walk[0])
+    check_state(crew, walk[0])
+    executor = TransitionExecutor(crew, SCHEMAS, timeout_s=20)
+    seen = set()
+    for start, goal in pairwise(walk):
+        dag = connect(start, goal, SCHEMAS, {})
+        crew.call(range(4), Message("reset_peak"), WAIT_S)
+        outcome = executor.execute(dag)
+        assert outcome.completed, outcome.error
+        assert outcome.units == goal
+        check_state(crew, goal)
+        kept = set(start) & set(goal)
+        for device in range(4):
+            lacking = sum(
+                lacks_bytes(SCHEMAS[unit.model_stage], start.of(unit.model_stage), unit, device)
+                for unit in goal.on(device)
+                if unit not in kept
+            )
+            assert outcome.received_bytes.get(device, 0) == lacking
+        assert sum(outcome.sent_bytes.values()) == sum(outcome.received_bytes.values())
+        assert outcome.primitive_s.keys() == {primitive.id for primitive in dag.primitives}
+        check_peaks(crew, dag)
+        seen |= {primitive.name for primitive in dag.primitives}
+    assert {"Extend", "Merge", "Destroy"} <= seen
+    for reply in crew.call(range(4), Message("groups.names"), WAIT_S).values():
+        assert reply.fields["names"] == (), "the transition's group is gone"
+
+
+def check_peaks(crew: Crew, dag: TransitionDAG) -> None:
+    """What the workers allocate is what the plan says: state alone, staging buffers apart."""
+    predicted = fit(dag, SCHEMAS, {})
+    for device, reply in crew.call(sorted(dag.devices), Message("memory"), WAIT_S).items():
+        measured = reply.fields["by_category"]
+        assert measured["state"] <= predicted[device]
+        assert reply.fields["peak_bytes"] >= predicted[device] or not any(
+            device in primitive.acquires for primitive in dag.primitives
+        )
+
+
+@pytest.mark.processes
+def test_an_infeasible_goal_leaves_everything_as_it_was() -> None:
+    start = EMUSet(tuple(units(TRAINING, Layout(2), (0, 1))))
+    goal = EMUSet(tuple(units(TRAINING, Layout(1), (0,), (1,))))
+    room = int(1.5 * stored_bytes(start, SCHEMAS)[0])
+    with Crew({d: DeviceSettings(capacity_bytes=room) for d in range(2)}, PROGRAM, timeout_s=20) as crew:
+        started(crew, range(2))
+        fill(crew, start)
+        crew.call([0, 1], Message("groups.make", {"groups": [("tp#1", (0, 1))]}), WAIT_S)
+        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(connect(start, goal, SCHEMAS, {}))
+        assert not outcome.completed
+        assert "more than its capacity" in str(outcome.error)
+        assert outcome.units == start
+        check_state(crew, start)
+        names = [r.fields["names"] for r in crew.call([0, 1], Message("groups.names"), WAIT_S).values()]
+        assert names == [("tp#1",), ("tp#1",)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["Split", "Extend", "Merge"])
+def test_a_peer_killed_in_the_middle_leaves_whole_units_and_nobody_hangs(kind: str) -> None:
+    starts = {
+        "Split": (units(TRAINING, Layout(2), (0, 1), (2, 3)), units(TRAINING, Layout(1), (0,), (1,), (2,), (3,))),
+        "Extend": (units(TRAINING, Layout(2), (0, 1)), units(TRAINING, Layout(2), (0, 1), (2, 3))),
+        "Merge": (units(TRAINING, Layout(1), (0,), (3,)), units(TRAINING, Layout(4), (0, 1, 2, 3))),
+    }
+    start, goal = (EMUSet(tuple(found)) for found in starts[kind])
+    dag = connect(start, goal, SCHEMAS, {})
+    victim = 3
+    step = next(p for p in dag.primitives if p.name == kind and victim in p.devices)
+    options = {"die": (victim, step.id)}
+    with Crew({d: DeviceSettings() for d in range(4)}, PROGRAM, options, timeout_s=30) as crew:
+        started(crew, range(4))
+        fill(crew, start)
+        began_s = time.monotonic()
+        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=30).execute(dag)
+        assert time.monotonic() - began_s < 25, "survivors waited for their deadline"
+        assert not outcome.completed
+        assert "device 3 is lost" in str(outcome.error)
+        assert crew.ready() == {0, 1, 2}
+        assert outcome.units.of(TRAINING), "a whole copy was there and still is"
+        assert victim not in outcome.units.devices
+        check_state(crew, outcome.units)
+        again = connect(outcome.units, EMUSet(tuple(units(TRAINING, Layout(1, 3), (2, 1, 0)))), SCHEMAS, {})
+        recovered = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(again)
+        assert recovered.completed, recovered.error
+        check_state(crew, recovered.units)
+
+
+@pytest.mark.processes
+def test_the_last_copy_is_never_destroyed(crew: Crew) -> None:
+    start = EMUSet(tuple(units(TRAINING, Layout(2), (0, 1))))
+    fill(crew, start)
+    dag = TransitionDAG(start, EMUSet(()), (Destroy("gone", tuple(start), (), "gone"),))
+    outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(dag)
+    assert "last copy" in str(outcome.error)
+    assert outcome.units == start
+    check_state(crew, start)
+
+
+@pytest.mark.processes
+def test_units_at_different_updates_are_refused(crew: Crew) -> None:
+    start = EMUSet(tuple(units(TRAINING, Layout(1), (0,), (1,))))
+    fill(crew, EMUSet(start.units[:1]))
+    late = {"unit": start.units[1], "schema": SCHEMAS[TRAINING], "logical": LogicalState(update_count=6)}
+    crew.call([1], Message("load", late), WAIT_S)
+    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(2), (0, 1)))), SCHEMAS, {})
+    outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(dag)
+    assert "finish the update on every unit first" in str(outcome.error)
+    assert outcome.units == start
+
+
+def primitives(*names: str, devices: Mapping[str, tuple[int, int]]) -> tuple[Extend, ...]:
+    return tuple(
+        Extend(name, (EMU(TRAINING, Layout(), devices[name][:1]),), (EMU(TRAINING, Layout(), devices[name][1:]),), name)
+        for name in names
+    )
+
+
+def test_disjoint_devices_run_together_and_overlapping_ones_in_listed_order() -> None:
+    steps = primitives("a", "b", "c", "d", devices={"a": (0, 1), "b": (2, 3), "c": (1, 4), "d": (4, 5)})
+    dag = TransitionDAG(EMUSet(()), EMUSet(()), steps)
+    progress = _Progress(dag, [], {})
+    assert [p.id for p in progress.startable()] == ["a", "b"], "d must not overtake c, which waits for a"
+    progress.done |= {"a"}
+    assert [p.id for p in progress.startable()] == ["b", "c"]
+
+
+def test_a_destroy_waits_for_the_commit_of_what_reads_its_unit() -> None:
+    (extend,) = primitives("a", devices={"a": (0, 1)})
+    destroy = Destroy("z", extend.sources, (), "z")
+    dag = TransitionDAG(EMUSet(()), EMUSet(()), (extend, destroy), (Edge("a", "z", EdgeKind.STATE),))
+    progress = _Progress(dag, [], {}, done={"a"})
+    assert progress.startable() == []
+    assert progress.committable() == ["a"]
+    progress.committed.add("a")
+    assert [p.id for p in progress.startable()] == ["z"]

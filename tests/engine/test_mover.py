@@ -1,0 +1,96 @@
+"""The mover on threads: large inner-dim boxes, many small ones, conversion of dtypes, boxes nobody holds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from nereus.core import (
+    EMU,
+    Box,
+    Cut,
+    Kind,
+    Layout,
+    ModelStage,
+    Move,
+    Stage,
+    StateSchema,
+    TensorSpec,
+    TransportError,
+    Where,
+)
+from nereus.engine.groups import GroupRegistry
+from nereus.engine.ledger import Ledger
+from nereus.engine.mover import STAGING_BYTES, Mover, Traffic
+from nereus.engine.positions import Position, Positions
+from nereus.engine.transports.torch import Torch
+
+ACTOR = ModelStage("actor", Stage.TRAINING)
+ROWS = TensorSpec("rows", (300, 500), Where.FIRST, cut=Cut(0, 2))
+COLUMNS = TensorSpec("columns", (300, 500), Where.FIRST, cut=Cut(1, 2))
+SMALL = tuple(TensorSpec(f"small{i}", (7,), Where.FIRST) for i in range(40))
+TENSORS = (ROWS, COLUMNS, *SMALL)
+
+
+def schema(dtype: str) -> StateSchema:
+    return StateSchema(0, TENSORS, {Kind.PARAM: dtype})
+
+
+def logical(tensor: TensorSpec) -> torch.Tensor:
+    return (torch.arange(tensor.elements, dtype=torch.float32) % 251 + len(tensor.name)).reshape(tensor.shape)
+
+
+def moves(item_bytes: int) -> list[Move]:
+    """Device 0 holds everything and sends device 1 what it holds as tp rank 1."""
+    found = []
+    for tensor in TENSORS:
+        start, stop = tensor.interval(2, 1)
+        size = tensor.elements // tensor.shape[tensor.cut.dim or 0] * (stop - start) * item_bytes
+        found.append(Move(tensor.name, Kind.PARAM, Box(tensor.cut.dim or 0, start, stop), 0, (1,), size))
+    return found
+
+
+@pytest.mark.parametrize(("target", "item_bytes"), [("fp32", 4), ("bf16", 2)])
+def test_boxes_arrive_in_place_and_in_the_dtype_of_the_target(target: str, item_bytes: int) -> None:
+    store = distributed.HashStore()
+
+    def run(device: int) -> tuple[Position, Traffic, int, int]:
+        registry = GroupRegistry(store, device, 20)
+        ledger = Ledger(device)
+        positions = Positions(device, ledger, torch.device("cpu"))
+        unit = EMU(ACTOR, Layout(), (0,)) if device == 0 else EMU(ACTOR, Layout(2), (9, 1))
+        position = positions.create(unit, schema("fp32" if device == 0 else target))
+        if device == 0:
+            for tensor in TENSORS:
+                position.tensors[tensor.name, Kind.PARAM].copy_(logical(tensor))
+        stored = ledger.used_bytes
+        mover = Mover(device, TENSORS, {Kind.PARAM: target}, Torch(registry.make("sync#1", (0, 1))), ledger)
+        traffic = mover.run(moves(item_bytes), lambda _: position, lambda _: position)
+        registry.drop_all()
+        assert ledger.used_bytes == stored
+        return position, traffic, stored, ledger.peak_bytes
+
+    with ThreadPoolExecutor(2) as pool:
+        sender, receiver = list(pool.map(run, (0, 1)))
+    for tensor in TENSORS:
+        start, stop = tensor.interval(2, 1)
+        wanted = logical(tensor).narrow(tensor.cut.dim or 0, start, stop - start)
+        got = receiver[0].tensors[tensor.name, Kind.PARAM]
+        assert torch.equal(got, wanted.to(got.dtype)), tensor.name
+    total = sum(move.bytes for move in moves(item_bytes))
+    assert (sender[1], receiver[1]) == (Traffic(0, total), Traffic(total, 0))
+    assert receiver[3] - receiver[2] <= STAGING_BYTES, "staging stays small"
+
+
+def test_a_box_that_is_not_held_is_refused_by_name() -> None:
+    positions = Positions(1, Ledger(1), torch.device("cpu"))
+    position = positions.create(EMU(ACTOR, Layout(2), (9, 1)), schema("fp32"))
+    move = Move("rows", Kind.PARAM, Box(0, 0, 10), 1, (1,), 20_000)
+    none: Any = None
+    mover = Mover(1, TENSORS, {Kind.PARAM: "fp32"}, none, Ledger(1))
+    with pytest.raises(TransportError, match=r"rows param \[0, 10\) is asked for, .* holds \[150, 300\)"):
+        mover.run([move], lambda _: position, lambda _: position)
