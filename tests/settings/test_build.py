@@ -124,7 +124,7 @@ def test_recorders_write_into_the_run_directory(tmp_path: Path) -> None:
         (["plan.pp=[5, 6]"], r"plan\.pp is 5, 6, all beyond the 4 layers"),
         (["plan.pin.actor/trainin.tp=1"], "did you mean 'actor/training'"),
         (["plan.pin.actor/training={tp: 4, dp: 2}"], "needs 8 devices, the cluster never has more than 4"),
-        (["plan.pin.actor/training.devices=[0, 9]"], r"names \[9\], valid: 0, 1, 2, 3"),
+        (["plan.pin.actor/training.devices=[0, 9]"], r"pinned to devices \[9\], there are \[0, 1, 2, 3\]"),
         (["plan.pin.actor/training={tp: 4, devices: [0]}"], "needs 4 devices, it names 1"),
         (["plan.pin.actor/training.devices=[0, 0]"], "names a device twice"),
         (["plan.pin.actor/training={dp: 3, micro_batch: 4}"], "the largest share is 3 sequences"),

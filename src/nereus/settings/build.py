@@ -14,7 +14,7 @@ from nereus.core.ports import AdmissionRule, Algorithm, ClusterSource, Recorder,
 from nereus.planning.legal import check_pins
 from nereus.planning.problem import Problem
 from nereus.settings import models
-from nereus.settings.pins import capabilities
+from nereus.settings.pins import capabilities, check_devices
 from nereus.settings.schema import Plugin, Settings, typed
 from nereus.settings.source import unknown_key
 from nereus.trainer.config import JobConfig, ModelSource, OptimizerConfig, RewardConfig, SamplingConfig
@@ -120,7 +120,7 @@ def job_config(settings: Settings) -> JobConfig:
         optimizers={ms.model: _optimizer(settings, ms.model, work) for ms in flow.model_stages if flow.updated(ms)},
         sampling=SamplingConfig(**settings.sampling.model_dump()),
         reward=RewardConfig(**settings.reward.model_dump()),
-        capabilities=capabilities(settings, flow, cluster_source(settings).cluster()),
+        capabilities=capabilities(settings, flow),
         steps=settings.run.steps,
         seed=settings.run.seed,
         evaluate_every=settings.run.evaluate_every,
@@ -139,8 +139,9 @@ def problem(settings: Settings, devices: int | None = None) -> Problem:
     flow, source = workflow(settings), cluster_source(settings)
     cluster = source.cluster()
     work = workload(settings, None if settings.workload.expected_prompt_tokens else task(settings))
-    able = capabilities(settings, flow, cluster)
+    able = capabilities(settings, flow)
     check_pins(Problem(flow, work, cluster, able))
+    check_devices(settings, cluster)
     if devices is None:
         now = source.available(Boundary(0, 0.0))
     elif 1 <= devices <= len(cluster.ids):

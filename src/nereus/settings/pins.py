@@ -9,13 +9,12 @@ from nereus.settings.models import family
 from nereus.settings.schema import PinSection, Settings
 
 
-def capabilities(settings: Settings, flow: Workflow, cluster: Cluster) -> Capabilities:
-    """What the planner may choose from. Raises SettingsError for names, devices and lists that allow nothing."""
+def capabilities(settings: Settings, flow: Workflow) -> Capabilities:
+    """What the planner may choose from. Raises SettingsError for unknown names and lists that allow nothing."""
     plan = settings.plan
     pins = {}
     for name, section in plan.pin.items():
         model_stage = _model_stage(name, flow)
-        _check_devices(f"plan.pin.{name}", section, cluster)
         pins[model_stage] = Pin(**section.model_dump())
     _check_choices(settings, flow, pins)
     return Capabilities(
@@ -32,15 +31,18 @@ def _model_stage(name: str, flow: Workflow) -> ModelStage:
     return ModelStage.parse(name)
 
 
+def check_devices(settings: Settings, cluster: Cluster) -> None:
+    """Raises SettingsError for a pin that needs more devices than the cluster or the pin itself has."""
+    for name, pin in settings.plan.pin.items():
+        _check_devices(f"plan.pin.{name}", pin, cluster)
+
+
 def _check_devices(where: str, pin: PinSection, cluster: Cluster) -> None:
     size = (pin.tp or 1) * (pin.pp or 1) * (pin.dp or 1)
     if size > len(cluster.ids):
         raise SettingsError(f"{where} needs {size} devices, the cluster never has more than {len(cluster.ids)}")
     if pin.devices is None:
         return
-    unknown = sorted(set(pin.devices) - set(cluster.ids))
-    if unknown:
-        raise SettingsError(f"{where}.devices names {unknown}, valid: {_join(cluster.ids)}")
     if len(set(pin.devices)) != len(pin.devices):
         raise SettingsError(f"{where}.devices names a device twice: {list(pin.devices)}")
     if size > len(pin.devices):
