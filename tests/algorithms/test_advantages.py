@@ -1,5 +1,9 @@
 """Advantages of PPO, GRPO and ReMax against their definitions."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,12 +18,12 @@ ALGORITHMS = (Ppo(kl_coefficient=0.3, gamma=0.97), Grpo(), Remax(kl_coefficient=
 SEEDS = st.integers(0, 2**20)
 
 
-def arrays(result):
+def arrays(result: Any) -> dict[str, Any]:
     return {name: value for name, value in result.items() if not name.startswith("stat/")}
 
 
 @given(SEEDS, st.floats(0, 1), st.floats(0, 1), st.booleans())
-def test_ppo_gives_generalised_advantages(seed, gamma, lam, whiten):
+def test_ppo_gives_generalised_advantages(seed: int, gamma: float, lam: float, whiten: bool) -> None:
     c = oracle.columns(seed)
     made = Ppo(kl_coefficient=0.3, gamma=gamma, lam=lam, whiten=whiten).advantages(c)
     raw = oracle.gae(c, 0.3, gamma, lam)
@@ -29,7 +33,7 @@ def test_ppo_gives_generalised_advantages(seed, gamma, lam, whiten):
 
 
 @given(SEEDS, st.booleans())
-def test_grpo_normalises_within_a_group(seed, scale):
+def test_grpo_normalises_within_a_group(seed: int, scale: bool) -> None:
     c = oracle.columns(seed, group=3)
     made = Grpo(scale_by_std=scale).advantages(c)
     rows = [[a] * int(n) for a, n in zip(oracle.grpo(c, scale), c["response_lengths"], strict=True)]
@@ -37,7 +41,7 @@ def test_grpo_normalises_within_a_group(seed, scale):
 
 
 @given(SEEDS, st.booleans())
-def test_remax_subtracts_the_greedy_reward(seed, whiten):
+def test_remax_subtracts_the_greedy_reward(seed: int, whiten: bool) -> None:
     c = oracle.columns(seed)
     made = Remax(kl_coefficient=0.3, whiten=whiten).advantages(c)
     raw = oracle.remax(c, 0.3)
@@ -46,7 +50,7 @@ def test_remax_subtracts_the_greedy_reward(seed, whiten):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-def test_whatever_stands_in_the_padding_changes_nothing(algorithm):
+def test_whatever_stands_in_the_padding_changes_nothing(algorithm: Any) -> None:
     clean = algorithm.advantages(oracle.columns(5))
     dirty = algorithm.advantages(oracle.columns(5, padding=float("nan")))
     for name in clean:
@@ -54,7 +58,7 @@ def test_whatever_stands_in_the_padding_changes_nothing(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-def test_wider_padding_changes_nothing(algorithm):
+def test_wider_padding_changes_nothing(algorithm: Any) -> None:
     c = oracle.columns(6)
     wide = {k: np.pad(v, ((0, 0), (0, 4))) if v.ndim == 2 else v for k, v in c.items()}
     narrow, padded = arrays(algorithm.advantages(c)), arrays(algorithm.advantages(wide))
@@ -64,7 +68,7 @@ def test_wider_padding_changes_nothing(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-def test_results_are_fp64_even_from_fp32_columns_and_the_columns_stay_as_they_were(algorithm):
+def test_results_are_fp64_even_from_fp32_columns_and_the_columns_stay_as_they_were(algorithm: Any) -> None:
     c = {k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in oracle.columns(7).items()}
     before = {name: value.copy() for name, value in c.items()}
     for value in arrays(algorithm.advantages(c)).values():
@@ -73,12 +77,12 @@ def test_results_are_fp64_even_from_fp32_columns_and_the_columns_stay_as_they_we
         np.testing.assert_array_equal(c[name], value)
 
 
-def test_a_group_of_equal_rewards_teaches_nothing():
+def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     c = oracle.columns(8) | {"rewards": np.full(6, 0.25)}
     assert not Grpo().advantages(c)["advantages"].any()
 
 
-def test_statistics_are_token_means_under_metric_names():
+def test_statistics_are_token_means_under_metric_names() -> None:
     c = oracle.columns(9)
     made = Ppo(kl_coefficient=0.3).advantages(c)
     inside = [(i, t) for i, n in enumerate(c["response_lengths"]) for t in range(n)]

@@ -1,6 +1,9 @@
 """Clipped losses against a loop over tokens; sums that can be split into any micro-batches."""
 
+from __future__ import annotations
+
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from nereus.algorithms.remax import Remax
 from nereus.core import SettingsError
 from tests.algorithms import oracle
 
-OPTIONS = {"clip": 0.15, "entropy_coefficient": 0.02, "kl_coefficient": 0.3}
+OPTIONS: dict[str, Any] = {"clip": 0.15, "entropy_coefficient": 0.02, "kl_coefficient": 0.3}
 UPDATES = (
     (Ppo(**OPTIONS, value_clip=0.15), "update_actor"),
     (Ppo(**OPTIONS, value_clip=0.15), "update_critic"),
@@ -22,7 +25,7 @@ UPDATES = (
 each_update = pytest.mark.parametrize(("algorithm", "call"), UPDATES, ids=lambda x: x if isinstance(x, str) else x.name)
 
 
-def step(algorithm, seed, lengths=None):
+def step(algorithm: Any, seed: int, lengths: Any = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Columns of a step with its advantages, and outputs near the old ones, as fp64 tensors that want gradients."""
     c = oracle.columns(seed, samples=8, width=40 if lengths else 7)
     if lengths:
@@ -37,19 +40,19 @@ def step(algorithm, seed, lengths=None):
     return c, outputs
 
 
-def tensors(c, rows=slice(None)):
+def tensors(c: Any, rows: slice = slice(None)) -> dict[str, torch.Tensor]:
     mask = np.arange(c["response_tokens"].shape[1])[None, :] < c["response_lengths"][:, None]
     return {name: torch.as_tensor(value[rows]) for name, value in (c | {"response_mask": mask}).items()}
 
 
-def gradients(loss, outputs):
+def gradients(loss: Any, outputs: Any) -> list[torch.Tensor]:
     found = torch.autograd.grad(loss, list(outputs.values()), allow_unused=True)
     return [torch.zeros_like(o) if g is None else g for g, o in zip(found, outputs.values(), strict=True)]
 
 
 @each_update
 @pytest.mark.parametrize("seed", range(5))
-def test_loss_and_gradients_equal_a_loop_over_tokens(algorithm, call, seed):
+def test_loss_and_gradients_equal_a_loop_over_tokens(algorithm: Any, call: str, seed: int) -> None:
     c, outputs = step(algorithm, seed)
     loss, _ = algorithm.loss(call, outputs, tensors(c))
     kl = 0.3 if isinstance(algorithm, Grpo) else 0.0
@@ -61,7 +64,7 @@ def test_loss_and_gradients_equal_a_loop_over_tokens(algorithm, call, seed):
 
 @each_update
 @pytest.mark.parametrize("cuts", [(4,), (1, 2, 3, 4, 5, 6, 7), (1, 6), (3, 5)])
-def test_gradient_is_the_same_for_any_split_into_micro_batches(algorithm, call, cuts):
+def test_gradient_is_the_same_for_any_micro_batches(algorithm: Any, call: str, cuts: tuple[int, ...]) -> None:
     c, outputs = step(algorithm, 3, lengths=(3, 17, 5, 40, 1, 2, 30, 9))
     denominator = algorithm.denominator(call, c)
     whole = gradients(algorithm.loss(call, outputs, tensors(c))[0] / denominator, outputs)
@@ -78,14 +81,14 @@ def test_gradient_is_the_same_for_any_split_into_micro_batches(algorithm, call, 
 
 
 @each_update
-def test_denominator_is_the_number_of_response_tokens(algorithm, call):
+def test_denominator_is_the_number_of_response_tokens(algorithm: Any, call: str) -> None:
     c, _ = step(algorithm, 3, lengths=(3, 17, 5, 40, 1, 2, 30, 9))
     assert algorithm.denominator(call, c) == 107.0
 
 
 @each_update
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf")])
-def test_whatever_stands_in_the_padding_changes_nothing(algorithm, call, junk):
+def test_whatever_stands_in_the_padding_changes_nothing(algorithm: Any, call: str, junk: float) -> None:
     c, outputs = step(algorithm, 4)
     clean, sums = algorithm.loss(call, outputs, tensors(c))
     outside = np.arange(7)[None, :] >= c["response_lengths"][:, None]
@@ -103,7 +106,7 @@ def test_whatever_stands_in_the_padding_changes_nothing(algorithm, call, junk):
         assert torch.equal(found, wanted)
 
 
-def test_policy_sums_count_clipped_tokens_and_the_distance_from_the_old_policy():
+def test_policy_sums_count_clipped_tokens_and_the_distance_from_the_old_policy() -> None:
     columns = {
         "response_mask": torch.tensor([[True, True, True, False]]),
         "old_log_probs": torch.zeros(1, 4, dtype=torch.float64),
@@ -119,13 +122,13 @@ def test_policy_sums_count_clipped_tokens_and_the_distance_from_the_old_policy()
 
 
 @each_update
-def test_reported_sums_carry_no_graph(algorithm, call):
+def test_reported_sums_carry_no_graph(algorithm: Any, call: str) -> None:
     c, outputs = step(algorithm, 2)
     _, sums = algorithm.loss(call, outputs, tensors(c))
     assert sums
     assert not any(value.requires_grad for value in sums.values())
 
 
-def test_a_call_without_a_loss_is_refused():
+def test_a_call_without_a_loss_is_refused() -> None:
     with pytest.raises(SettingsError, match="values"):
         Grpo().loss("values", {}, {})
