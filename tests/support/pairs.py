@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from nereus.core import Assignment, Candidate, Layout, ModelStage, Plan, StateSchema
 from tests.support.models import ACTOR, CRITIC, FROZEN, REWARD, ROLLOUT, decoder
@@ -13,12 +14,12 @@ def random_schemas(rng: random.Random) -> dict[ModelStage, StateSchema]:
     """One to three model-stages with tied, untied and scalar heads, odd vocabularies and few KV heads."""
     layers, kv_heads = rng.choice([2, 3, 4, 5, 7]), rng.choice([1, 2, 4])
     vocab, tied = rng.choice([16, 17, 31]), rng.random() < 0.5
-    sizes = {"layers": layers, "kv_heads": kv_heads, "vocab": vocab}
+    sized = partial(decoder, layers=layers, kv_heads=kv_heads, vocab=vocab)
     schemas = {
-        ACTOR: decoder(**sizes, tied=tied),
-        ROLLOUT: decoder(**sizes, tied=tied, dtypes=FROZEN),
-        CRITIC: decoder(**sizes, scalar=True),
-        REWARD: decoder(**sizes, scalar=True, dtypes=FROZEN),
+        ACTOR: sized(tied=tied),
+        ROLLOUT: sized(tied=tied, dtypes=FROZEN),
+        CRITIC: sized(scalar=True),
+        REWARD: sized(scalar=True, dtypes=FROZEN),
     }
     return {ms: schemas[ms] for ms in rng.sample(list(schemas), rng.randint(1, 3))}
 

@@ -7,7 +7,7 @@ their own. The steps that lead to the same goal units form one commit group; its
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 from nereus.core import (
@@ -43,6 +43,13 @@ class _Batch:
 
     goals: tuple[EMU, ...]
     sources: tuple[EMU, ...]
+    senders: dict[int, set[int]] = field(default_factory=dict)
+    """Target device → the devices that send to it."""
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Devices of the sources."""
+        return frozenset(device for unit in self.sources for device in unit.devices)
 
     @property
     def local(self) -> tuple[EMU, ...]:
@@ -133,48 +140,56 @@ def _with_sources(parts: Sequence[tuple[EMU, ...]], readable: Sequence[EMU]) -> 
 
 
 def _prune(batches: Sequence[_Batch], schema: StateSchema) -> None:
-    """Drop sources that send nothing, so that no Destroy waits for them."""
+    """Drop sources that send nothing, so that no Destroy waits for them; note who sends to whom."""
     if not batches:
         return
     for batch, found in zip(batches, flows(schema, [Job(b.sources, b.goals) for b in batches]), strict=True):
         senders = {flow.source for flow in found}
         local = set(batch.local)
         batch.sources = tuple(u for u in batch.sources if u in local or not senders.isdisjoint(u.devices))
+    for batch, found in zip(batches, flows(schema, [Job(b.sources, b.goals) for b in batches]), strict=True):
+        for flow in found:
+            batch.senders.setdefault(flow.target, set()).add(flow.source)
 
 
 def _steps(batch: _Batch, kept: Collection[EMU], sub: Layout, name: str) -> tuple[list[Primitive], list[Edge]]:
     """Splits, then per goal unit an Extend and a Merge as far as they are needed."""
     split_units = [u for u in batch.local if u not in kept and _degrees(u.layout) != _degrees(sub)]
-    held = {device for unit in batch.sources for device in unit.devices}
-    inside = len(batch.sources) == 1 and bool(split_units) and all(held.issuperset(g.devices) for g in batch.goals)
-    if inside and _degrees(batch.goals[0].layout) == _degrees(sub):
+    inside = len(batch.sources) == 1 and all(batch.held.issuperset(goal.devices) for goal in batch.goals)
+    if split_units and inside and _degrees(batch.goals[0].layout) == _degrees(sub):
         return [Split(f"{name}/split", batch.sources, batch.goals, name)], []
-    steps: list[Primitive] = [
+    splits: list[Primitive] = [
         Split(f"{name}/split{index}", (unit,), _labels(unit, sub), name) for index, unit in enumerate(split_units)
     ]
-    splits = tuple(steps)
+    pieces = [label for split in splits for label in split.targets]
+    pieces.extend(unit for unit in batch.sources if unit not in split_units)
+    steps = list(splits)
     edges: list[Edge] = []
     for index, goal in enumerate(batch.goals):
-        feeding = [step for step in splits if not step.devices.isdisjoint(goal.devices)]
-        fresh = held.isdisjoint(goal.devices)
-        if not held.issuperset(goal.devices):
-            labels = _labels(goal, sub) if fresh else (goal,)
-            steps.append(Extend(f"{name}/extend{index}", batch.sources, labels, name))
-            feeding.append(steps[-1])
-        if fresh and _degrees(goal.layout) == _degrees(sub):
-            steps[-1] = replace(steps[-1], targets=(goal,))
-            continue
-        sources = _merged(goal, feeding, [u for u in batch.local if u not in split_units])
-        merge = Merge(f"{name}/merge{index}", sources, (goal,), name)
-        steps.append(merge)
-        edges.extend(Edge(step.id, merge.id, EdgeKind.STATE) for step in feeding)
+        made = _build(batch, goal, pieces, sub, (name, index))
+        *extend, last = made
+        if isinstance(last, Merge):
+            feeding = [split for split in splits if not set(split.targets).isdisjoint(last.sources)]
+            edges.extend(Edge(step.id, last.id, EdgeKind.STATE) for step in (*feeding, *extend))
+        steps.extend(made)
     return steps, edges
 
 
-def _merged(goal: EMU, feeding: Sequence[Primitive], unsplit: Sequence[EMU]) -> tuple[EMU, ...]:
-    """What a Merge puts together: pieces that splits and extends made, and units of T_sub already there."""
-    pieces = [u for step in feeding for u in step.targets if not (isinstance(step, Extend) and u == goal)]
-    return tuple(unit for unit in (*pieces, *unsplit) if not set(unit.devices).isdisjoint(goal.devices))
+def _build(
+    batch: _Batch, goal: EMU, pieces: Sequence[EMU], sub: Layout, name: tuple[str, int]
+) -> tuple[Primitive, ...]:
+    """An Extend to the devices of `goal` that held nothing, then a Merge of what its devices and senders hold."""
+    group, index = name
+    fresh = batch.held.isdisjoint(goal.devices)
+    labels = _labels(goal, sub) if fresh and _degrees(goal.layout) != _degrees(sub) else (goal,)
+    extend = Extend(f"{group}/extend{index}", batch.sources, labels, group)
+    if fresh:
+        merge = Merge(f"{group}/merge{index}", labels, (goal,), group)
+        return (extend,) if labels == (goal,) else (extend, merge)
+    taking = set(goal.devices).union(*(batch.senders.get(device, ()) for device in batch.held & set(goal.devices)))
+    sources = tuple(piece for piece in pieces if not taking.isdisjoint(piece.devices))
+    merge = Merge(f"{group}/merge{index}", sources, (goal,), group)
+    return (merge,) if batch.held.issuperset(goal.devices) else (extend, merge)
 
 
 def _labels(unit: EMU, sub: Layout) -> tuple[EMU, ...]:

@@ -74,6 +74,7 @@ def flows(
     With `lacking`, a target's own source shard is subtracted; without, what it can copy from itself is a flow from
     the device to itself. `node_of` makes owners on the target's node the only ones asked where there are any.
     """
+    jobs = [Job(_ordered(job.sources), _ordered(job.targets)) for job in jobs]
     groups = classes(schema, layouts_of(unit for job in jobs for unit in (*job.sources, *job.targets)))
     ribbons: list[_Ribbon] = []
     found: list[list[Flow]] = [[] for _ in jobs]
@@ -89,6 +90,10 @@ def flows(
         whole = ribbon.elements * senders < WHOLE * total
         found[ribbon.job].extend(_deal(ribbon, loads, whole))
     return tuple(tuple(entries) for entries in found)
+
+
+def _ordered(units: Sequence[EMU]) -> tuple[EMU, ...]:
+    return tuple(sorted(units, key=lambda unit: unit.devices))
 
 
 def _collect(

@@ -81,7 +81,8 @@ def flows_of(
     dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema, node_of: Mapping[int, int] | None = None
 ) -> dict[str, tuple[Flow, ...]]:
     """Acquiring primitive id → its flows, for one model-stage; a flow belongs to exactly one primitive."""
-    groups = [group for group in dag.groups.values() if group[0].model_stage == model_stage]
+    names = sorted((name for name, group in dag.groups.items() if group[0].model_stage == model_stage), key=_natural)
+    groups = [dag.groups[name] for name in names]
     jobs = [Job(source_units(dag, group), goal_units(dag, group)) for group in groups]
     found: dict[str, list[Flow]] = {primitive.id: [] for group in groups for primitive in group}
     if jobs:
@@ -94,6 +95,11 @@ def flows_of(
                     chosen[ends] = _carrier(group, held, *ends).id
                 found[chosen[ends]].append(flow)
     return {name: tuple(entries) for name, entries in found.items()}
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Balancing goes in the order in which groups were made, whatever order they are scheduled in."""
+    return (len(name), name)
 
 
 def moves_of(
