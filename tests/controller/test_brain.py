@@ -188,9 +188,7 @@ def test_a_smaller_micro_batch_alone_moves_nothing_and_costs_nothing() -> None:
     pins = {ms: replace(layout, devices=(0,)) for ms in WORKFLOW.model_stages}
     made = brain(Always(), Capabilities(recompute=("none",), pins=pins))
     state = begin(made, ready=1, devices=1)
-    big = Plan(
-        tuple(replace(a, candidate=replace(a.candidate, micro_batch=8)) for a in state.plan.assignments)
-    )
+    big = Plan(tuple(replace(a, candidate=replace(a.candidate, micro_batch=8)) for a in state.plan.assignments))
     state = replace(state, plan=big)
     pressed = replace(state, values={**state.values, "memory_pressure": 2.0, "memory": 1.1})
     assert pressed.estimate is not None
@@ -235,11 +233,10 @@ def test_a_transition_that_stopped_half_way_is_taken_up_at_the_next_boundary() -
     state = warmed(made, begin(made))
     state, decision = replan(made, state, happened(state, 20, (0, 1, 2, 3)))
     assert isinstance(decision, Adapt)
-    training = WORKFLOW.model_stages[-1]
     goal = decision.proposal.units
-    half = EMUSet(
-        tuple(u for u in state.units if u.model_stage != training) + tuple(u for u in goal if u.model_stage == training)
-    )
+    kept = [u for u in goal if u in state.units.units]
+    late = next(u for u in goal if u not in kept)
+    half = EMUSet((*(u for u in goal if u != late), *(u for u in state.units if u.model_stage == late.model_stage)))
     assert frozenset(half) not in (frozenset(state.units), frozenset(goal))
     stopped = made.settle(state, decision, Outcome(half, False, 0.1, error="lost"))
     assert stopped.plan == state.plan

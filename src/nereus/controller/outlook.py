@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 
 from nereus.controller.changes import changes
 from nereus.core import (
@@ -81,11 +80,12 @@ class Outlook:
         )
         if near is not None and near not in plans:
             plans.append(near)
+        everywhere = replace(self, cluster=state.pool)
         proposals: list[Proposal] = []
         unreachable: list[Plan] = []
         for plan in sorted(plans, key=lambda plan: self.estimate(plan).step_s):
             try:
-                proposal = self._proposal(state, plan, baseline)
+                proposal = everywhere._proposal(state, plan, baseline)
             except InfeasibleError as error:
                 unreachable.append(plan)
                 rejected.append(Rejection(changes(state.plan, plan), str(error)))
@@ -105,7 +105,7 @@ class Outlook:
 
     def _proposal(self, state: ControllerState, plan: Plan, baseline: Plan) -> Proposal:
         """The plan with its positions dealt so that least moves. Raises InfeasibleError when no way leads there."""
-        pool = state.pool
+        pool = self.cluster
         capacity = {device: int(pool.kind(device).memory_bytes * (1 - self.headroom)) for device in pool.ids}
         node_of = {device.id: device.node for device in pool.devices}
         dag = compile(state.units, plan, self.schemas, capacity, node_of=node_of)
@@ -116,16 +116,15 @@ class Outlook:
             dag=dag,
             estimate=self.estimate(placed),
             transition=estimate_transition(dag, self.schemas, pool, self.calibration),
-            saving_s=self._saving_s(pool, baseline, placed),
+            saving_s=self._saving_s(baseline, placed),
         )
 
-    def _saving_s(self, pool: Cluster, before: Plan, after: Plan) -> float:
+    def _saving_s(self, before: Plan, after: Plan) -> float:
         """Seconds a step that `after` is faster, less one standard deviation of that difference (D7.6).
 
         What both plans spend in one class of operations is uncertain for both alike and cancels.
         """
-        model = replace(self, cluster=pool).model
-        old, new = class_seconds(model, before), class_seconds(model, after)
+        old, new = class_seconds(self.model, before), class_seconds(self.model, after)
         variance = sum(
             (old.get(name, 0.0) - new.get(name, 0.0)) ** 2 * operations.efficiency(self.calibration, name).variance
             for name in old.keys() | new.keys()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from nereus.core import Adapt, Cluster, Keep, Plan, Restart
@@ -104,7 +105,7 @@ def render(summary: Summary) -> RenderableType:
     for period in summary.periods:
         plans.add_row(
             f"{period.first_step}-{period.last_step}",
-            period.plan.replace("; ", "\n"),
+            escape(period.plan.replace("; ", "\n")),
             str(period.devices),
             _number(period.measured_s),
             _number(period.predicted_s),

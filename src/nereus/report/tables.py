@@ -1,95 +1,102 @@
-"""What the planner found, for a terminal: the plan, what its step waits for, memory, runners-up, what was refused."""
+"""Tables for a terminal: a plan that explains itself (D7.7)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
+from typing import TypedDict
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
-from nereus.core import Assignment, Rejection
+from nereus.controller.changes import changes
+from nereus.core import Estimate, Plan, Rejection
 from nereus.core.sizes import show_bytes
 from nereus.planning.judge import Scored
 from nereus.planning.problem import Problem
 from nereus.planning.search import SearchResult
 
-RUNNERS_UP, EXAMPLES = 4, 3
-"""How many runners-up are shown, and how many examples of each reason of refusal."""
+EXAMPLES = 3
+"""Refused candidates that are named for each reason; the others are counted."""
 
 
 def plan(problem: Problem, result: SearchResult) -> RenderableType:
-    """The fastest plan and everything that explains it."""
-    best = result.best[0]
-    return Group(
-        _assignments(problem, best),
-        *map(Text, _facts(problem, result)),
-        Text(),
-        _runners_up(result),
-        Text(),
-        _refused(result.refused),
-    )
+    """The fastest plan: layouts, the step by call, memory by device; which plans came close; what was refused."""
+    best, *others = result.best
+    parts: list[RenderableType] = [
+        _layouts(best.plan),
+        f"predicted step {best.estimate.step_s:.3g} s, give or take {best.estimate.uncertainty:.0%}; "
+        f"{result.considered} plans compared, none of them below {result.bound_s:.3g} s",
+        _calls(best.estimate),
+        _memory(problem, best.estimate),
+    ]
+    if others:
+        parts.append(_runners_up(best, others))
+    if result.refused:
+        parts.append(_refused(result.refused))
+    return Group(*parts)
 
 
-def _assignments(problem: Problem, best: Scored) -> Table:
-    table = Table("model-stage", "tp", "pp", "dp", "micro-batch", "recompute", "devices", "seconds", "memory")
-    for model_stage in best.plan.model_stages:
-        assignment = best.plan.of(model_stage)
-        chosen = assignment.candidate
-        calls = problem.workflow.calls_of(model_stage)
-        table.add_row(
-            str(model_stage),
-            str(chosen.layout.tp),
-            str(chosen.layout.pp),
-            str(chosen.dp),
-            str(chosen.micro_batch),
-            chosen.recompute,
-            _units(assignment),
-            "\n".join(f"{call.name} {best.estimate.call_s[call.name]:.3g}" for call in calls),
-            show_bytes(max(best.estimate.peak_bytes[device] for device in assignment.devices)),
-        )
-    return table
+class Refusal(TypedDict):
+    """Candidates refused for one reason."""
+
+    reason: str
+    count: int
+    examples: list[str]
 
 
-def _units(assignment: Assignment) -> str:
-    return " ".join("[" + ",".join(map(str, unit)) + "]" for unit in assignment.units)
-
-
-def _facts(problem: Problem, result: SearchResult) -> Iterator[str]:
-    best = result.best[0].estimate
-    path = " → ".join(f"{call} {best.call_s[call]:.3g} s" for call in best.critical_path)
-    yield f"predicted step: {best.step_s:.3g} s (± {best.uncertainty:.0%}), {result.considered} whole plans compared"
-    yield f"critical path: {path}"
-    yield f"limited by: {max(best.critical_path, key=lambda call: best.call_s[call])}"
-    fullest = max(best.peak_bytes, key=lambda d: best.peak_bytes[d] / problem.cluster.kind(d).memory_bytes)
-    capacity = problem.cluster.kind(fullest).memory_bytes
-    yield (
-        f"fullest device: {fullest} with {show_bytes(best.peak_bytes[fullest])} of {show_bytes(capacity)} "
-        f"({best.limits[fullest]})"
-    )
-
-
-def _runners_up(result: SearchResult) -> Table:
-    fastest_s = result.best[0].estimate.step_s
-    table = Table("runners-up", "step s", "slower by")
-    for scored in result.best[1 : 1 + RUNNERS_UP]:
-        step_s = scored.estimate.step_s
-        table.add_row(scored.plan.describe().replace("; ", "\n"), f"{step_s:.3g}", f"{step_s / fastest_s - 1:.1%}")
-    return table
-
-
-def _refused(refused: Sequence[Rejection]) -> Table:
-    """One row a reason, with how many were refused for it and a few of them."""
-    table = Table("refused", "number", "for example")
-    for reason, names in grouped(refused).items():
-        table.add_row(reason, str(len(names)), ", ".join(names[:EXAMPLES]))
-    return table
-
-
-def grouped(refused: Sequence[Rejection]) -> dict[str, list[str]]:
-    """Reason → what was refused for it."""
-    found: dict[str, list[str]] = defaultdict(list)
+def grouped(refused: Collection[Rejection]) -> list[Refusal]:
+    """Refused candidates by reason, the most frequent first, with a few examples."""
+    by_reason: dict[str, list[str]] = {}
     for rejection in refused:
-        found[rejection.reason].append(rejection.plan)
-    return dict(found)
+        by_reason.setdefault(rejection.reason, []).append(rejection.plan)
+    ranked = sorted(by_reason.items(), key=lambda entry: -len(entry[1]))
+    return [Refusal(reason=reason, count=len(plans), examples=plans[:EXAMPLES]) for reason, plans in ranked]
+
+
+def _layouts(best: Plan) -> Table:
+    table = _table("plan", "model-stage", "tp", "pp", "dp", "micro-batch", "recompute", "devices")
+    for ms in best.model_stages:
+        assignment = best.of(ms)
+        candidate = assignment.candidate
+        degrees = (candidate.layout.tp, candidate.layout.pp, candidate.dp, candidate.micro_batch)
+        units = " ".join(f"[{','.join(map(str, unit))}]" for unit in assignment.units)
+        table.add_row(str(ms), *map(str, degrees), candidate.recompute, escape(units))
+    return table
+
+
+def _calls(estimate: Estimate) -> Table:
+    """What limits the step: the calls on its critical path, the others beside it."""
+    table = _table("step", "call", "seconds", "on the critical path")
+    for name, seconds in estimate.call_s.items():
+        table.add_row(name, f"{seconds:.3g}", "yes" if name in estimate.critical_path else "")
+    return table
+
+
+def _memory(problem: Problem, estimate: Estimate) -> Table:
+    table = _table("memory", "device", "peak", "of usable", "what makes it")
+    for device, peak in sorted(estimate.peak_bytes.items()):
+        usable = problem.usable_bytes(device)
+        share = f"{peak / usable:.0%} of {show_bytes(usable)}"
+        table.add_row(str(device), show_bytes(peak), share, estimate.limits.get(device, ""))
+    return table
+
+
+def _runners_up(best: Scored, others: Sequence[Scored]) -> Table:
+    table = _table("plans that came close", "step s", "slower by", "what differs")
+    for scored in others:
+        slower = scored.estimate.step_s / best.estimate.step_s - 1
+        difference = changes(best.plan, scored.plan).replace("; ", "\n")
+        table.add_row(f"{scored.estimate.step_s:.3g}", f"{slower:.1%}", escape(difference))
+    return table
+
+
+def _refused(refused: Collection[Rejection]) -> Table:
+    table = _table("refused", "why", "how many", "for example")
+    for entry in grouped(refused):
+        table.add_row(escape(entry["reason"]), str(entry["count"]), escape("\n".join(entry["examples"])))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left")
