@@ -112,3 +112,14 @@ def test_hooks_do_not_change_gradients() -> None:
             loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_watched_tensor_counts_for_as_long_as_it_lives() -> None:
+    ledger = Ledger(0, 5000)
+    logits = torch.zeros(1000)
+    ledger.watch("logits", logits)
+    assert ledger.by_category()["logits"] == 4000
+    with pytest.raises(OutOfMemoryError, match="logits needs 4,000"):
+        ledger.watch("logits", torch.zeros(1000))
+    del logits
+    assert ledger.used_bytes == 0

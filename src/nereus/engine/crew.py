@@ -35,7 +35,6 @@ Reply = Message | NereusError
 class _Member:
     launched: Launched
     ready: bool = False
-    stopping: bool = False
     unanswered: deque[int] = field(default_factory=deque)
 
 
@@ -59,6 +58,7 @@ class Crew:
         self._port = 0
         self._members: dict[int, _Member] = {}
         self._lost: dict[int, WorkerLostError] = {}
+        self._failed: dict[int, WorkerLostError] = {}
         self._replies: dict[int, Reply] = {}
         self._abandoned: set[int] = set()
         self._tickets = 0
@@ -97,10 +97,8 @@ class Crew:
     def ready(self) -> frozenset[int]:
         """Devices whose workers have warmed up. Raises what kept a worker from starting."""
         self._pump(0)
-        failed = next((error for error in self._lost.values() if error.reason.startswith("it did not start")), None)
-        if failed is not None:
-            del self._lost[failed.device]
-            raise failed
+        if self._failed:
+            raise self._failed.pop(min(self._failed))
         return frozenset(device for device, member in self._members.items() if member.ready)
 
     def wait_ready(self, ids: Collection[int], timeout_s: float) -> None:
@@ -219,9 +217,11 @@ class Crew:
                     member.ready = True
                 elif message.name == "failed":
                     self._lose(device, f"it did not start: {message.fields['error']}")
+                    self._failed[device] = self._lost[device]
                     return
                 else:
-                    self._answer(member.unanswered.popleft(), message.fields.get("error", message))
+                    reply = message.fields["error"] if message.name == "error" else message
+                    self._answer(member.unanswered.popleft(), reply)
         except (EOFError, OSError):
             self._lose(device)
             return

@@ -28,7 +28,7 @@ from nereus.core import (
 )
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew, Reply, explain
-from nereus.engine.mover import STAGING_BYTES
+from nereus.engine.mover import staging_bytes
 from nereus.transition.fit import fit, stored_bytes
 from nereus.transition.flows import Flow
 from nereus.transition.routes import flows_of, goal_units
@@ -124,7 +124,8 @@ class TransitionExecutor:
         devices = sorted(dag.devices)
         reports = self._crew.call(devices, Message("memory"), self._timeout_s)
         stored = stored_bytes(dag.start, self._schemas)
-        staging = _staging(self._traffic(dag).values())
+        limit = max(staging_bytes(schema.tensors, schema.dtypes) for schema in self._schemas.values())
+        staging = _staging(self._traffic(dag).values(), limit)
         other = {d: r.fields["used_bytes"] - stored[d] + staging.get(d, 0) for d, r in reports.items()}
         limits = {d: r.fields["capacity_bytes"] for d, r in reports.items() if r.fields["capacity_bytes"] is not None}
         return fit(dag, self._schemas, limits, other)
@@ -288,13 +289,13 @@ def _pairs(flows: Iterable[Flow], element_bytes: int) -> Traffic:
     return dict(found)
 
 
-def _staging(primitives: Iterable[Traffic]) -> Counter[int]:
+def _staging(primitives: Iterable[Traffic], limit: int) -> Counter[int]:
     """Device → the most that staging buffers can take of it: one message to and from every peer at a time."""
     most: Counter[int] = Counter()
     for traffic in primitives:
         now: Counter[int] = Counter()
         for (source, target), size in traffic.items():
-            now[source] += min(size, STAGING_BYTES)
-            now[target] += min(size, STAGING_BYTES)
+            now[source] += min(size, limit)
+            now[target] += min(size, limit)
         most |= now
     return most

@@ -6,7 +6,7 @@ of one contiguous box goes straight from and into the final tensor; others pass 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
@@ -19,8 +19,7 @@ from nereus.engine.groups import as_bytes
 from nereus.engine.ledger import Ledger
 from nereus.engine.positions import TORCH_DTYPES, Position, Shard, shards
 
-STAGING_BYTES = 1 << 16
-"""Largest message that is put together from several boxes or from a box that is not contiguous."""
+LEAST_STAGING_BYTES, MOST_STAGING_BYTES = 1 << 14, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ class Mover:
         self._dtypes = dtypes
         self._transport = transport
         self._ledger = ledger
+        self._staging_bytes = staging_bytes(tensors, dtypes)
         self._shards: dict[int, dict[str, Shard]] = {}
 
     def run(self, moves: Sequence[Move], source: Find, target: Find) -> Traffic:
@@ -114,7 +114,7 @@ class Mover:
         message: Message = []
         size = 0
         for piece in (piece for move in moves for piece in self._pieces(move)):
-            if message and size + piece.bytes > STAGING_BYTES:
+            if message and size + piece.bytes > self._staging_bytes:
                 yield message
                 message, size = [], 0
             message.append(piece)
@@ -129,7 +129,8 @@ class Mover:
         width = box.stop - box.start
         row_bytes = rest * DTYPE_BYTES[self._dtypes[move.kind]] * (width if box.dim else 1)
         rows = shape[0] if box.dim else width
-        step = max(1, STAGING_BYTES // row_bytes) if box.dim and row_bytes * rows > STAGING_BYTES else rows
+        limit = self._staging_bytes
+        step = max(1, limit // row_bytes) if box.dim and row_bytes * rows > limit else rows
         for start in range(0, rows, max(1, step)):
             stop = min(rows, start + step)
             whole = (start, stop) == (0, rows)
@@ -176,3 +177,12 @@ class Mover:
             part = buffer[start : start + piece.bytes].clone().view(self._dtype(piece))
             view.copy_(part.view(view.shape))
             start += piece.bytes
+
+
+def staging_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str]) -> int:
+    """Largest message that is put together from several boxes, or from a box that is not contiguous.
+
+    Both sides know it from the model's size: small beside the state, large enough that messages are few.
+    """
+    total = sum(tensor.elements for tensor in tensors) * sum(DTYPE_BYTES[dtype] for dtype in dtypes.values())
+    return min(max(total // 256, LEAST_STAGING_BYTES), MOST_STAGING_BYTES)

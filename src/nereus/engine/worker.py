@@ -135,7 +135,6 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     torch.set_num_threads(1)
     inbox: SimpleQueue[Message] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
-    worker = None
     try:
         worker = Worker(settings)
         program = plugins.dotted(settings.program)(worker, settings.options)
@@ -149,8 +148,12 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
         message = inbox.get()
         if message.name == "stop":
             break
-        send(connection, _carry_out(worker, handlers, message))
-        del message
+        reply = _carry_out(worker, handlers, message)
+        try:
+            send(connection, reply)
+        except OSError:  # the coordinator is gone
+            break
+        del message, reply
     worker.groups.drop_all()
 
 
