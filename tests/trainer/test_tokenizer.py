@@ -1,7 +1,8 @@
-"""A task that asks for a tokenizer gets the one of a Hugging Face directory."""
+"""Tokenizers of Hugging Face directories."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from nereus.core import SettingsError
-from nereus.tasks.counting import Counting
 from nereus.tasks.jsonl import Jsonl
-from nereus.trainer.tokenizer import HuggingFaceTokenizer, make_task
+from nereus.trainer.tokenizer import HuggingFaceTokenizer
 
 WORDS = ["<pad>", "<end>", "<user>", "<assistant>", "two", "and", "three", "five"]
 TEMPLATE = "{% for m in messages %}<user> {{ m.content }} {% endfor %}<assistant>"
@@ -46,12 +46,10 @@ def test_a_directory_without_a_tokenizer_an_end_or_a_template_is_refused(tmp_pat
         plain.encode("two", chat=True)
 
 
-def test_only_tasks_that_ask_get_a_tokenizer(tmp_path: Path) -> None:
-    model = save(tmp_path / "model", eos_token="<end>")
+def test_a_task_and_its_tokenizer_travel_to_another_process(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "two and three", "answer": "five"}\n')
-    task = make_task("jsonl", {"path": str(rows), "held_out_share": 0.0}, model)
-    assert isinstance(task, Jsonl)
+    tokenizer = HuggingFaceTokenizer.load(save(tmp_path / "model", eos_token="<end>"))
+    task = pickle.loads(pickle.dumps(Jsonl(str(rows), tokenizer, held_out_share=0.0)))
     assert task.prompt(0).tokens == (4, 5, 6)
     assert task.score(task.prompt(0), [7, 1]) == 1.0
-    assert make_task("counting", {"seed": 2}, tmp_path / "none") == Counting(seed=2)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereus.core import SettingsError, plugins
-from nereus.core.ports import Task
-
-PACKAGE = "nereus.tasks"
+from nereus.core import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,3 @@ class HuggingFaceTokenizer:
     def stop_tokens(self) -> tuple[int, ...]:
         """The end-of-sequence token."""
         return (int(self.tokenizer.eos_token_id),)
-
-
-def make_task(name: str, options: Mapping[str, Any], model_directory: str | Path) -> Task:
-    """A task plugin. One that asks for a tokenizer gets that of the directory it names, else of the model."""
-    plugin = plugins.load(PACKAGE, name)
-    chosen = dict(options)
-    if is_dataclass(plugin) and "tokenizer" in {field.name for field in fields(plugin)}:
-        chosen["tokenizer"] = HuggingFaceTokenizer.load(chosen.get("tokenizer", model_directory))
-    task: Task = plugins.make(PACKAGE, name, chosen)
-    return task
