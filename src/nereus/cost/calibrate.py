@@ -21,6 +21,8 @@ MIN_SURPRISE = 0.25
 START_SPREAD = 0.0625
 """Variance after a single observation: nothing is yet known about its repeatability."""
 MEMORY_DECAY = 0.1
+TIMED_WITH = {"prefill": "decode", "forward": "backward"}
+"""Classes that a job may time together with another: generation in one piece, an update's two passes."""
 _LIMITS = (1e-4, 1e4)
 
 
@@ -32,11 +34,9 @@ def update(
     All calls of a class count together, by their seconds. Afterwards the residuals of calls no longer fit: see `learn`.
     """
     sums: dict[str, tuple[float, float]] = {}
-    for key in sorted(ideal.keys() & observed.keys()):
-        name, measured_s = key.rpartition(":")[2], observed[key].measured_s
-        if name in operations.CLASSES and ideal[key] > 0 and measured_s > 0:
-            expected, measured = sums.get(name, (0.0, 0.0))
-            sums[name] = (expected + ideal[key], measured + measured_s)
+    for (call, name), measured_s in sorted(_split(ideal, observed).items()):
+        expected, measured = sums.get(name, (0.0, 0.0))
+        sums[name] = (expected + ideal[f"{call}:{name}"], measured + measured_s)
     for name, (expected, measured) in sums.items():
         known = calibration.efficiency.get(name, Efficiency(0.0))
         calibration = calibration.with_efficiency(name, _moved(known, expected / measured, weight))
@@ -110,6 +110,20 @@ def update_transition(calibration: Calibration, predicted_ideal_s: float, measur
     if excess_s < 0 and predicted_ideal_s > 0:
         scale = (1 - share) * scale + share * measured_s / predicted_ideal_s
     return replace(calibration, transition_scale=scale, transition_overhead_s=overhead_s, transition_count=count)
+
+
+def _split(ideal: Mapping[str, float], observed: Mapping[str, Timing]) -> dict[tuple[str, str], float]:
+    """Measured seconds by (call, class). A class that was timed as part of another gets its share of that time."""
+    found: dict[tuple[str, str], float] = {}
+    for key, timing in observed.items():
+        call, _, name = key.rpartition(":")
+        if name not in operations.CLASSES or timing.measured_s <= 0:
+            continue
+        inside = [other for other, whole in TIMED_WITH.items() if whole == name and f"{call}:{other}" not in observed]
+        parts = {part: ideal.get(f"{call}:{part}", 0.0) for part in (name, *inside)}
+        total = sum(parts.values())
+        found |= {(call, part): timing.measured_s * s / total for part, s in parts.items() if s > 0}
+    return found
 
 
 def _moved(known: Efficiency, target: float, weight: float) -> Efficiency:

@@ -91,10 +91,14 @@ class CallModel:
         return self._finish(totals[busiest], bubble_s, repeats, MINI_BATCH_COMMANDS if train else 1)
 
     def _finish(self, total: Seconds, wait_s: float, repeats: int, commands: int) -> CallCost:
-        """A rank waits for its pipeline where it waits for transfers, so both belong to the class `pp`."""
+        """A rank waits for its pipeline where it waits for transfers: both are measured as `pp`.
+
+        `wait_s` is predicted time already, so it enters the ideal seconds such that weighing them gives it back.
+        """
         ideal = {name: repeats * seconds for name, seconds in total.items() if seconds}
         if wait_s:
-            ideal["pp"] = ideal.get("pp", 0.0) + repeats * wait_s
+            share = operations.efficiency(self.calibration, "pp").value
+            ideal["pp"] = ideal.get("pp", 0.0) + repeats * wait_s * share
         ideal["dispatch"] = repeats * commands * DISPATCH_S
         return CallCost(self.weigh(ideal), ideal)
 

@@ -17,7 +17,7 @@ START_VARIANCE = 0.25
 FORWARD_KERNELS = 34
 """Operations of one decoder layer in one forward pass; a backward pass launches twice as many."""
 HEAD_KERNELS = 16
-OPTIMIZER_KERNELS = 14
+OPTIMIZER_KERNELS = 6
 """Operations of one Adam update of one tensor, with its part of the gradient norm."""
 TENSORS_PER_LAYER = 9
 DISPATCH_S = 5e-4
@@ -91,6 +91,7 @@ class Shard:
     first: bool
     last: bool
     scalar_head: bool
+    qk_norm: bool
     element_bytes: int
     wide_bytes: int
 
@@ -108,6 +109,7 @@ class Shard:
             first=pp_rank == 0,
             last=pp_rank == layout.pp - 1,
             scalar_head=spec.head is Head.SCALAR,
+            qk_norm=spec.qk_norm,
             element_bytes=element_bytes,
             wide_bytes=max(element_bytes, DTYPE_BYTES["fp32"]),
         )
@@ -121,6 +123,11 @@ class Shard:
     def head_parameters(self) -> int:
         """Elements of the head; 0 off the last pp rank."""
         return self.hidden * (1 if self.scalar_head else self.vocab) if self.last else 0
+
+    @property
+    def norm_elements(self) -> int:
+        """Elements a token that a norm keeps for its backward: input and normalised state, wide, and output."""
+        return self.hidden * (1 + 2 * self.wide_bytes // self.element_bytes)
 
     @property
     def kv_token_bytes(self) -> int:
