@@ -21,6 +21,8 @@ MIN_SURPRISE = 0.25
 START_SPREAD = 0.0625
 """Variance after a single observation: nothing is yet known about its repeatability."""
 MEMORY_DECAY = 0.1
+MIN_MEMORY_SCALE = 0.5
+"""Peaks may be measured without everything that was predicted; what is predicted is never cut further than this."""
 TIMED_WITH = {"prefill": "decode", "forward": "backward"}
 """Classes that a job may time together with another: generation in one piece, an update's two passes."""
 _LIMITS = (1e-4, 1e4)
@@ -92,7 +94,7 @@ def update_memory(
         return calibration
     wanted = calibration.memory_scale * max(ratios)
     falling = calibration.memory_scale * (1 - MEMORY_DECAY) + wanted * MEMORY_DECAY
-    scale = min(max(wanted, falling), _LIMITS[1])
+    scale = min(max(wanted, falling, MIN_MEMORY_SCALE), _LIMITS[1])
     return replace(calibration, memory_scale=scale, memory_count=calibration.memory_count + 1)
 
 

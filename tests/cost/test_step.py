@@ -1,0 +1,215 @@
+"""Seconds of a step: overlap, turns, monotonicity, and agreement between the answers of one model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nereus.core import Calibration, Efficiency, Lengths
+from nereus.cost import operations
+from nereus.cost.operations import CLASSES, START_EFFICIENCY, Rates, Shard
+from nereus.cost.step import StepModel
+from tests.cost.jobs import (
+    ACTOR,
+    CRITIC,
+    GENERATION,
+    REFERENCE,
+    REWARD,
+    SMALL,
+    WORKLOAD,
+    assignment,
+    cluster,
+    colocated,
+    grpo,
+    plan,
+    ppo,
+)
+
+PERFECT = Calibration({name: Efficiency(1.0, 1, 0.0) for name in CLASSES})
+
+
+def model(devices: int = 4, calibration: Calibration | None = None, **changes: Any) -> StepModel:
+    return StepModel(grpo(SMALL), replace(WORKLOAD, **changes), cluster(devices), calibration)
+
+
+def test_calls_that_share_devices_take_turns() -> None:
+    estimate = model(1).estimate(colocated(grpo(SMALL)))
+    assert estimate.step_s == pytest.approx(sum(estimate.call_s.values()))
+    assert estimate.critical_path == ("generate", "reference_log_probs", "old_log_probs", "update_actor", "sync")
+
+
+def test_calls_on_disjoint_devices_overlap() -> None:
+    """Reference and old log-probs wait for generation alone, so on two devices they run side by side."""
+    together = plan(assignment(GENERATION), assignment(REFERENCE, first=0), assignment(ACTOR, first=0))
+    apart = plan(assignment(GENERATION), assignment(REFERENCE, first=1), assignment(ACTOR, first=0))
+    step = model(2)
+    call_s = step.call_s(together)
+    gain = step.estimate(together).step_s - step.estimate(apart).step_s
+    assert gain == pytest.approx(min(call_s["reference_log_probs"], call_s["old_log_probs"]))
+
+
+def test_the_five_model_stages_of_ppo_on_disjoint_halves() -> None:
+    job = ppo(SMALL)
+    halves = plan(
+        assignment(GENERATION, dp=4),
+        assignment(REFERENCE, dp=2),
+        assignment(REWARD, dp=2, first=2),
+        assignment(ACTOR, dp=2),
+        assignment(CRITIC, dp=2, first=2),
+    )
+    estimate = StepModel(job, WORKLOAD, cluster(4)).estimate(halves)
+    s = estimate.call_s
+    left = s["reference_log_probs"] + s["old_log_probs"]
+    right = s["reward_scores"] + s["values"]
+    expected = s["generate"] + max(left, right) + max(s["update_actor"] + s["sync"], s["update_critic"])
+    assert estimate.step_s == pytest.approx(expected)
+
+
+def test_breakdown_and_calls_agree() -> None:
+    """Without residuals, a call takes its ideal seconds divided by the efficiency of each class."""
+    step = model()
+    layouts = colocated(grpo(SMALL), tp=2, dp=2)
+    ideal, call_s = step.breakdown(layouts), step.call_s(layouts)
+    assert {key.split(":")[1] for key in ideal} <= set(CLASSES)
+    for call, seconds in call_s.items():
+        parts = [s / START_EFFICIENCY for key, s in ideal.items() if key.startswith(f"{call}:")]
+        assert seconds == pytest.approx(sum(parts))
+
+
+def test_flops_of_a_forward_pass_counted_by_hand() -> None:
+    """2 FLOPs a parameter of the matrices and of the head, and attention over half the square in QK and PV."""
+    shard = Shard.of(SMALL, colocated(grpo(SMALL)).assignments[0].candidate.layout, 0)
+    layer = 128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 352
+    tokens, response = 2 * 30, 2 * 20
+    expected = tokens * 8 * 2 * layer + tokens * 8 * 4 * 128 * 15 + response * 2 * 128 * 512
+    assert shard.forward(2, 30, 20).flops == pytest.approx(expected)
+
+
+def test_a_compute_bound_update_takes_three_forward_passes() -> None:
+    step = StepModel(grpo(SMALL), WORKLOAD, cluster(1, launch_s=1e-12, memory_bytes_per_s=1e15), PERFECT)
+    ideal = step.breakdown(colocated(grpo(SMALL), micro_batch=4))
+    assert ideal["update_actor:backward"] == pytest.approx(2 * ideal["update_actor:forward"])
+    again = step.breakdown(colocated(grpo(SMALL), micro_batch=4, recompute="full"))
+    assert again["update_actor:backward"] == pytest.approx(3 * ideal["update_actor:forward"])
+
+
+def test_a_paced_device_computes_at_its_share_but_its_links_do_not_slow_down() -> None:
+    full = StepModel(grpo(SMALL), WORKLOAD, cluster(2)).breakdown(colocated(grpo(SMALL), tp=2))
+    paced = StepModel(grpo(SMALL), WORKLOAD, cluster(2, speed=0.25)).breakdown(colocated(grpo(SMALL), tp=2))
+    for key, seconds in full.items():
+        slower = 4 if key.split(":")[1] in ("decode", "prefill", "forward", "backward", "optimizer") else 1
+        if not key.startswith("sync"):
+            assert paced[key] == pytest.approx(slower * seconds), key
+
+
+def test_the_slowest_unit_has_the_larger_share() -> None:
+    """Eight sequences over three units: as slow as a unit with three of nine."""
+    eight, nine = model(3), model(3, prompts=9, samples_per_prompt=1, mini_batch=9)
+    layouts = colocated(grpo(SMALL), dp=3)
+    key = "reference_log_probs"
+    assert eight.call_s(layouts)[key] == pytest.approx(nine.call_s(layouts)[key])
+
+
+def test_a_bubble_costs_one_micro_batch_of_the_other_ranks() -> None:
+    """Four micro-batches through four equal ranks: seven turns, of which one rank computes four."""
+    spec = replace(SMALL, vocab=8)
+    step = StepModel(grpo(spec), replace(WORKLOAD, mini_batch=8), cluster(4), PERFECT)
+    ideal = step.breakdown(colocated(grpo(spec), pp=4, micro_batch=2))
+    transfers = 2 * 4 * (2 * 32 * 128 * 4 / 1.5e9 + 1e-4)
+    compute = ideal["reference_log_probs:forward"]
+    assert ideal["reference_log_probs:pp"] == pytest.approx(compute * 3 / 4 + transfers, rel=0.2)
+
+
+def test_the_busiest_rank_of_thirty_layers_on_four_has_eight() -> None:
+    spec = replace(SMALL, layers=30, vocab=8)
+    layout = colocated(grpo(spec), pp=4).assignments[0].candidate.layout
+    assert [len(layout.layers_of(rank, 30)) for rank in range(4)] == [8, 8, 7, 7]
+    uneven = StepModel(grpo(spec), WORKLOAD, cluster(4), PERFECT).breakdown(colocated(grpo(spec), pp=4))
+    even_spec = replace(spec, layers=32)
+    even = StepModel(grpo(even_spec), WORKLOAD, cluster(4), PERFECT).breakdown(colocated(grpo(even_spec), pp=4))
+    key = "reference_log_probs:forward"
+    assert uneven[key] == pytest.approx(even[key], rel=1e-2)
+
+
+def test_decoding_follows_the_tail_not_the_mean() -> None:
+    short = model(response=Lengths(12, 13, 14)).call_s(colocated(grpo(SMALL)))["generate"]
+    tail = model(response=Lengths(12, 24, 48)).call_s(colocated(grpo(SMALL)))["generate"]
+    assert tail > 2 * short
+
+
+def test_a_kv_budget_decodes_in_waves() -> None:
+    step = model()
+    whole = step.call_s(colocated(grpo(SMALL), micro_batch=8))["generate"]
+    waves = step.call_s(colocated(grpo(SMALL), micro_batch=2, kv_bytes=1))["generate"]
+    assert waves > 2 * whole
+
+
+def test_tp_across_nodes_is_slower_than_inside_one() -> None:
+    layouts = colocated(grpo(SMALL), tp=2)
+    inside = StepModel(grpo(SMALL), WORKLOAD, cluster(2)).breakdown(layouts)
+    across = StepModel(grpo(SMALL), WORKLOAD, cluster(2, nodes=2)).breakdown(layouts)
+    assert across["generate:tp"] > 3 * inside["generate:tp"]
+    assert across["generate:decode"] == pytest.approx(inside["generate:decode"])
+
+
+def test_weights_that_a_device_holds_in_the_same_cut_do_not_travel() -> None:
+    step = model()
+    same = step.breakdown(colocated(grpo(SMALL), tp=2))["sync:sync"]
+    cut = plan(assignment(GENERATION, dp=2), assignment(REFERENCE, tp=2), assignment(ACTOR, tp=2))
+    assert step.breakdown(cut)["sync:sync"] > 10 * same
+
+
+def test_residuals_scale_their_call() -> None:
+    slow = Calibration({"call:generate": Efficiency(1.5, 3, 0.01)})
+    before, after = (model(calibration=c).call_s(colocated(grpo(SMALL))) for c in (None, slow))
+    assert after["generate"] == pytest.approx(1.5 * before["generate"])
+    assert after["update_actor"] == before["update_actor"]
+
+
+def test_unseen_classes_carry_wide_uncertainty() -> None:
+    fresh = model(1).estimate(colocated(grpo(SMALL)))
+    known = model(1, PERFECT).estimate(colocated(grpo(SMALL)))
+    assert fresh.uncertainty > 0.2
+    assert known.uncertainty == 0
+    assert fresh.step_s > known.step_s
+
+
+def test_rates_of_a_group_are_those_of_its_slowest_member() -> None:
+    fast, slow = (
+        cluster(1, peak_flops={"fp32": flops}, launch_s=launch).kind(0)
+        for flops, launch in ((2e10, 2e-5), (1e10, 1e-5))
+    )
+    rates = Rates.slowest([fast, slow], "fp32")
+    assert (rates.flops_per_s, rates.launch_s) == (1e10, 2e-5)
+    assert operations.all_reduce_s(cluster(1).links["intra"], 1, 1e9) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.integers(1, 3),
+    dp=st.integers(1, 4),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    longer=st.floats(1.0, 3.0),
+)
+def test_longer_responses_never_take_less_time_or_memory(
+    tp: int, pp: int, dp: int, micro_batch: int, longer: float
+) -> None:
+    layouts = colocated(grpo(SMALL), tp=tp, pp=pp, dp=dp, micro_batch=micro_batch)
+    lengths = Lengths(12 * longer, 18 * longer, 24 * longer)
+    short, long = model(48).estimate(layouts), model(48, response=lengths).estimate(layouts)
+    assert long.step_s >= short.step_s * (1 - 1e-12)
+    assert all(long.peak_bytes[d] >= short.peak_bytes[d] for d in short.peak_bytes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(speed=st.floats(0.1, 1.0), factor=st.floats(1.0, 4.0), tp=st.sampled_from([1, 2]), pp=st.integers(1, 2))
+def test_faster_devices_never_take_longer(speed: float, factor: float, tp: int, pp: int) -> None:
+    layouts = colocated(grpo(SMALL), tp=tp, pp=pp)
+    slow = StepModel(grpo(SMALL), WORKLOAD, cluster(4, speed=speed / factor)).estimate(layouts)
+    fast = StepModel(grpo(SMALL), WORKLOAD, cluster(4, speed=speed)).estimate(layouts)
+    assert fast.step_s <= slow.step_s * (1 + 1e-9)
