@@ -71,15 +71,15 @@ class Case:
 )
 def test_greedy_tokens_equal_the_unsharded_model(name: str, layout: Layout) -> None:
     case = Case(name)
-    sampling = Sampling(20, greedy=True)
+    sampling = Sampling(8, greedy=True)
     assert case.generate(layout, sampling) == case.reference(sampling)
 
 
 def test_stop_tokens_end_a_response_and_masked_tokens_never_come() -> None:
     case = Case("llama")
-    free = case.reference(Sampling(20, greedy=True))
+    free = case.reference(Sampling(12, greedy=True))
     stops = (free[0][3], free[2][8])
-    sampling = Sampling(20, greedy=True, stop_tokens=stops, masked_tokens=(free[1][0], free[3][2]))
+    sampling = Sampling(12, greedy=True, stop_tokens=stops, masked_tokens=(free[1][0], free[3][2]))
     expected = case.reference(sampling)
     lengths = {len(tokens) for tokens in expected}
     assert len(lengths) > 1, "the case must make sequences end at different steps"
@@ -93,7 +93,7 @@ def test_stop_tokens_end_a_response_and_masked_tokens_never_come() -> None:
 def test_sampled_tokens_depend_on_neither_layout_nor_batching(sampling: Sampling) -> None:
     case = Case("qwen3-tied", "fp64")
     expected = case.generate(Layout(1, 1), sampling)
-    for layout in (Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(4, 1)):
+    for layout in (Layout(2, 1), Layout(2, 2)):
         assert case.generate(layout, sampling) == expected
     assert case.generate(Layout(1, 1), sampling, max_batch=2) == expected
     assert case.generate(Layout(1, 1), sampling, max_batch=1) == expected
@@ -113,10 +113,10 @@ def test_max_batch_bounds_the_cache_and_blocks_follow_the_lengths() -> None:
 
 def test_finished_sequences_leave_the_cache() -> None:
     case = Case("llama")
-    free = case.reference(Sampling(20, greedy=True))
+    free = case.reference(Sampling(12, greedy=True))
     sizes: list[int] = []
     hooks = Hooks(track=lambda name, tensor: sizes.append(tensor.shape[0]) if name == "logits" else None)
-    sampling = Sampling(20, greedy=True, stop_tokens=(free[0][3], free[2][8]))
+    sampling = Sampling(12, greedy=True, stop_tokens=(free[0][3], free[2][8]))
     found = generate(case.decoder(Layout(), 0, 0, UnitGroups(), hooks=hooks), PROMPTS, IDS, sampling, 0)
     assert sizes == [sum(len(tokens) > step for tokens in found) for step in range(max(map(len, found)))]
 
