@@ -56,7 +56,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main() -> None:
     """Entry point of the `nereus` command."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=err)])
+    handler = RichHandler(console=err, show_time=False, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     sys.path.insert(0, os.getcwd())  # the user's own plugins are found where the command is given
     try:
         app()
