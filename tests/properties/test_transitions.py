@@ -21,6 +21,7 @@ from nereus.core import (
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, fit, flows_of, moves_of, peak_bytes, stored_bytes
 from tests.oracles.cut import lacks_bytes
+from tests.oracles.senders import least_busiest_sender
 from tests.support.pairs import changes_degrees, random_plan, random_schemas
 from tests.support.worlds import assert_holds, filled
 
@@ -150,3 +151,18 @@ def test_flows_add_up_to_the_expanded_moves_of_each_primitive(seed: int) -> None
                 assert sum(move.bytes for move in moves) == total
                 mine = [m for d in sorted(primitive.devices) for m in moves_of(dag, primitive, schema, device=d)]
                 assert Counter(mine) == Counter([*moves, *moves])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_replicas_no_sender_is_a_funnel(seed: int) -> None:
+    schemas, before, after = random_pair(4000 + seed)
+    dag = compile(expand(before), after, schemas, {})
+    for ms, schema in schemas.items():
+        sent: Counter[int] = Counter()
+        for found in flows_of(dag, ms, schema).values():
+            for flow in found:
+                sent[flow.source] += flow.elements * schema.element_bytes
+        if sent and before.of(ms).candidate.dp > 1:
+            built = [unit for unit in dag.goal.of(ms) if unit not in dag.start.units]
+            least = least_busiest_sender(schema, dag.start.of(ms), built)
+            assert max(sent.values()) <= 1.5 * max(sent.total() / len(sent), least)

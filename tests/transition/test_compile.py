@@ -200,3 +200,12 @@ def test_positions_can_be_given_instead_of_a_plan() -> None:
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world)
     assert_holds(world, swapped, SCHEMAS)
+
+
+def test_a_split_is_relieved_by_replicas_when_its_unit_would_send_too_much() -> None:
+    start = EMUSet(units(ACTOR, Layout(1, 2), 0, 3, 5, 4, 1, 2, 8, 7))
+    dag = connect(start, EMUSet(units(ACTOR, Layout(1), 6, 8)), SCHEMAS, {})
+    world = filled(start, SCHEMAS)
+    sent = execute(dag, SCHEMAS, world).sent_bytes
+    assert max(sent.values()) <= 1.5 * sent.total() / len(sent)
+    assert_holds(world, dag.goal, SCHEMAS)

@@ -6,6 +6,7 @@ their own. The steps that lead to the same goal units form one commit group; its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -27,6 +28,11 @@ from nereus.transition.classes import layouts_of
 from nereus.transition.flows import Job, flows
 from nereus.transition.sizes import Sizes, position
 
+FUNNEL = 1.5
+"""A device that sends more than this many times the mean is relieved by other replicas where they can."""
+RELIEF = 0.9
+"""What the busiest device must come down to for a wider choice of sources to be worth its dependencies."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalDAG:
@@ -45,6 +51,11 @@ class _Batch:
     sources: tuple[EMU, ...]
     senders: dict[int, set[int]] = field(default_factory=dict)
     """Target device → the devices that send to it."""
+
+    @property
+    def all_senders(self) -> frozenset[int]:
+        """Every device that sends."""
+        return frozenset[int]().union(*self.senders.values())
 
     @property
     def held(self) -> frozenset[int]:
@@ -77,7 +88,7 @@ def decompose(start: Sequence[EMU], goal: Sequence[EMU], schema: StateSchema, un
         return LocalDAG()
     sub = _common(layouts_of((*readable, *goal)))
     batches = _batches(built, readable, kept, sub)
-    _prune(batches, schema)
+    batches = _settle(batches, readable, schema)
     sizes = Sizes(schema, layouts_of((*start, *goal)))
     groups: list[tuple[Primitive, ...]] = []
     edges: list[Edge] = []
@@ -139,17 +150,36 @@ def _with_sources(parts: Sequence[tuple[EMU, ...]], readable: Sequence[EMU]) -> 
     return found
 
 
-def _prune(batches: Sequence[_Batch], schema: StateSchema) -> None:
-    """Drop sources that send nothing, so that no Destroy waits for them; note who sends to whom."""
-    if not batches:
-        return
-    for batch, found in zip(batches, flows(schema, [Job(b.sources, b.goals) for b in batches]), strict=True):
-        senders = {flow.source for flow in found}
+def _settle(batches: Sequence[_Batch], readable: Sequence[EMU], schema: StateSchema) -> list[_Batch]:
+    """Drop sources that send nothing; where one device sends too much, ask every replica if that relieves it."""
+    settled, loads = _prune(batches, schema)
+    while loads:
+        busiest = max(loads, key=lambda device: (loads[device], -device))
+        if loads[busiest] <= FUNNEL * loads.total() / len(loads):
+            break
+        wider = [replace(b, sources=tuple(readable)) if busiest in b.all_senders else b for b in settled]
+        tried, relieved = _prune(wider, schema)
+        if max(relieved.values()) > RELIEF * loads[busiest]:
+            break
+        settled, loads = tried, relieved
+    return settled
+
+
+def _prune(batches: Sequence[_Batch], schema: StateSchema) -> tuple[list[_Batch], Counter[int]]:
+    """The batches without sources that send nothing, so that no Destroy waits for them, and what each device sends."""
+    found = flows(schema, [Job(batch.sources, batch.goals) for batch in batches])
+    pruned: list[_Batch] = []
+    for batch, entries in zip(batches, found, strict=True):
+        senders = {flow.source for flow in entries}
         local = set(batch.local)
-        batch.sources = tuple(u for u in batch.sources if u in local or not senders.isdisjoint(u.devices))
-    for batch, found in zip(batches, flows(schema, [Job(b.sources, b.goals) for b in batches]), strict=True):
-        for flow in found:
+        used = tuple(unit for unit in batch.sources if unit in local or not senders.isdisjoint(unit.devices))
+        pruned.append(_Batch(batch.goals, used))
+    loads: Counter[int] = Counter()
+    for batch, entries in zip(pruned, flows(schema, [Job(b.sources, b.goals) for b in pruned]), strict=True):
+        for flow in entries:
             batch.senders.setdefault(flow.target, set()).add(flow.source)
+            loads[flow.source] += flow.elements
+    return pruned, loads
 
 
 def _steps(batch: _Batch, kept: Collection[EMU], sub: Layout, name: str) -> tuple[list[Primitive], list[Edge]]:
