@@ -183,6 +183,18 @@ def test_an_out_of_memory_event_changes_the_plan_even_where_the_prediction_saw_r
     assert decision.proposal.plan != state.plan
 
 
+def test_times_of_a_broken_step_teach_nothing() -> None:
+    made = brain()
+    state = warmed(made, begin(made), 6)
+    part = happened(state, 9, (0, 1))
+    part = replace(part, call_s={name: 0.01 * s for name, s in part.call_s.items()})
+    broken, _ = made.take_in(state, replace(part, step_s=None, out_of_memory="device 0: full"))
+    rest, _ = made.take_in(broken, replace(part, step_s=0.01))
+    assert rest.calibration.efficiency == state.calibration.efficiency
+    whole, _ = made.take_in(rest, happened(rest, 10, (0, 1)))
+    assert whole.calibration.efficiency != state.calibration.efficiency
+
+
 def test_a_smaller_micro_batch_alone_moves_nothing_and_costs_nothing() -> None:
     layout = Pin(tp=1, pp=1, dp=1)
     pins = {ms: replace(layout, devices=(0,)) for ms in WORKFLOW.model_stages}
@@ -268,6 +280,15 @@ def test_when_nothing_fits_the_answer_is_no_with_the_missing_bytes() -> None:
     assert "short" in decision.reason
 
 
+def test_degrees_pinned_beyond_what_is_left_end_in_an_answer_and_not_in_an_error() -> None:
+    pins = {ms: Pin(tp=1, pp=1, dp=2) for ms in WORKFLOW.model_stages}
+    made = brain(capabilities=Capabilities(recompute=("none",), pins=pins))
+    state = begin(made)
+    _, decision = replan(made, state, happened(state, 9, (0,), departing=frozenset({1})))
+    assert isinstance(decision, Keep)
+    assert "needs 2 devices of 1" in decision.reason
+
+
 def test_savings_are_discounted_by_what_is_not_known_about_the_difference() -> None:
     made = brain()
     state = warmed(made, begin(made), 6)
@@ -308,6 +329,7 @@ def test_frugal_variants_keep_every_device_and_respect_pins() -> None:
     assert [p.assignments[0].candidate.micro_batch for p in frugal(start, limited)] == [8, 3]
     pinned = Capabilities(pins={start.model_stages[0]: Pin(micro_batch=8)}, recompute=("none",))
     assert list(frugal(start, pinned)) == [start]
+    assert not list(frugal(start, Capabilities(pins={start.model_stages[0]: Pin(dp=3)})))
 
 
 def course(state: ControllerState) -> Iterable[Observation]:

@@ -91,7 +91,9 @@ def _keys(
         if key not in valid:
             near = difflib.get_close_matches(str(key), valid, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"{path}: unknown key {key!r} in {where or 'the file'}, valid: {', '.join(valid)}{hint}")
+            raise SettingsError(
+                f"{path}: unknown key {key!r} in {where or 'the file'}, valid: {', '.join(valid)}{hint}"
+            )
     missing = [key for key in required if key not in data]
     if missing:
         raise SettingsError(f"{path}: {where or 'the file'} lacks {', '.join(missing)}")

@@ -78,7 +78,9 @@ def _row(where: str, cells: list[str], ids: tuple[int, ...]) -> tuple[float, fro
         time = float(cells[0])
         named = [int(cell) for cell in cells[1].split(";") if cell.strip()]
     except ValueError:
-        raise SettingsError(f"{where}: {','.join(cells)!r}: expected a number, and a count or ids joined by ';'") from None
+        raise SettingsError(
+            f"{where}: {','.join(cells)!r}: expected a number, and a count or ids joined by ';'"
+        ) from None
     if not time >= 0:
         raise SettingsError(f"{where}: time {cells[0]}, must be at least 0")
     if ";" in cells[1]:

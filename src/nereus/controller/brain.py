@@ -57,18 +57,24 @@ class Brain:
     candidates: int = 8
 
     def start(
-        self, cluster: Cluster, workload: Workload, ready: Collection[int] | None = None, plan: Plan | None = None
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        ready: Collection[int] | None = None,
+        plan: Plan | None = None,
+        calibration: Calibration | None = None,
     ) -> ControllerState:
         """The state before the first step, under `plan` or else the fastest one that fits.
 
-        `cluster` holds every device that may ever be there, `ready` those that are there now (None: all). Raises
-        InfeasibleError when nothing fits.
+        `cluster` holds every device that may ever be there, `ready` those that are there now (None: all), `calibration`
+        what an earlier run learnt. Raises InfeasibleError when nothing fits.
         """
         now = cluster if ready is None else cluster.only(ready)
-        chosen = plan or self._outlook(now, workload, Calibration()).fastest()
+        known = calibration or Calibration()
+        chosen = plan or self._outlook(now, workload, known).fastest()
         values = {monitor.LENGTH: workload.response.mean, monitor.DEVICES: float(len(now.ids))}
         state = ControllerState(
-            chosen, expand(chosen), pool=cluster, cluster=now, workload=workload, values=values, references=values
+            chosen, expand(chosen), cluster, now, workload, calibration=known, values=values, references=values
         )
         return replace(state, estimate=self._estimate(state))
 
@@ -152,18 +158,22 @@ class Brain:
         self, state: ControllerState, seen: Observation, predicted: Estimate
     ) -> tuple[ControllerState, dict[str, float]]:
         """Calibrate; `predicted` was made before this observation, so its error is an honest one."""
-        values = {name: value for name, value in state.values.items() if name not in OF_ONE_STEP}
+        before = state.last
+        broken = seen.out_of_memory is not None or (before is not None and before.out_of_memory is not None)
+        # A step that ran out of memory, and the rest of it afterwards, have whole peaks but only parts of their times.
+        facts = replace(seen, timings={}, call_s={}, step_s=None) if broken else seen
         model = self._outlook(state.pool, state.workload, state.calibration).model
-        calibration = calibrate.learn(model, state.plan, seen)
-        if seen.step_s is None:
+        calibration = calibrate.learn(model, state.plan, facts)
+        if facts.step_s is None:
             return replace(state, calibration=calibration), dict(state.values)
+        values = {name: value for name, value in state.values.items() if name not in OF_ONE_STEP}
         values[PREDICTED_S] = predicted.step_s
-        bias, ratio = values.get(BIAS), seen.step_s / predicted.step_s
+        bias, ratio = values.get(BIAS), facts.step_s / predicted.step_s
         if state.pending_transition_s is None:
             values[BIAS] = ratio if bias is None else bias + BIAS_WEIGHT * (ratio - bias)
         else:
             # What the first step takes beyond the usual belongs to the transition (D7.6).
-            excess_s = max(0.0, seen.step_s - (bias or 1.0) * predicted.step_s)
+            excess_s = max(0.0, facts.step_s - (bias or 1.0) * predicted.step_s)
             took_s = state.values[TRANSITION_S] + excess_s
             calibration = calibrate.update_transition(calibration, state.pending_transition_s, took_s)
         return replace(state, calibration=calibration, pending_transition_s=None), values

@@ -17,10 +17,13 @@ PRESSURE = "memory_pressure"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """`length` is a relative change; `memory` the share of a device's capacity beyond which a peak is urgent."""
+    """`length` is a relative change; `memory` the share of a device's capacity beyond which a peak is urgent.
+
+    It leaves half of the planner's headroom: the longest of a batch of samples jumps by more than any trend foretells.
+    """
 
     length: float = 0.30
-    memory: float = 1.0
+    memory: float = 0.95
     lookahead_steps: int = 2
     """How far ahead the trend of the measured peaks is followed."""
 
@@ -122,9 +125,8 @@ def _memory(
         return Watch(values, (Trigger(MEMORY, True, seen.out_of_memory),), frozenset({MEMORY}))
     previous, reference = state.values.get(MEMORY, 0.0), state.references.get(MEMORY, 0.0)
     urgent = value > thresholds.memory
-    # In the headroom: once when it is entered, and again when half of the headroom has gone since the last replan.
-    warned = reference > limit and value < reference + (1.0 - limit) / 2
-    if not urgent and (value <= limit or warned):
+    # Inside the headroom one replan is enough until the peak becomes urgent.
+    if not urgent and (value <= limit or reference > limit):
         return Watch(values, (), frozenset())
     capacity = show_bytes(state.pool.kind(device).memory_bytes)
     trigger = Trigger(MEMORY, urgent, f"peak of device {device} at {value:.0%} of {capacity}, {how}")

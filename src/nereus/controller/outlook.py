@@ -28,6 +28,7 @@ from nereus.core import (
     TransitionDAG,
     Workflow,
     Workload,
+    expand,
 )
 from nereus.cost import operations
 from nereus.cost.step import StepModel
@@ -62,7 +63,8 @@ class Outlook:
 
     def fastest(self) -> Plan:
         """The fastest plan that fits. Raises InfeasibleError when none does."""
-        return search(self._problem(None), k=1).best[0].plan
+        plan = search(self._problem(None), k=1).best[0].plan
+        return settled(plan, expand(plan))
 
     def options(self, state: ControllerState, baseline: Plan) -> Options:
         """The fastest plans that fit, as far as a transition leads to them. Savings are against `baseline`."""
@@ -90,7 +92,7 @@ class Outlook:
                 unreachable.append(plan)
                 rejected.append(Rejection(changes(state.plan, plan), str(error)))
                 continue
-            if proposal.plan != state.plan or proposal.dag.primitives:
+            if proposal.plan.assignments != state.plan.assignments or proposal.dag.primitives:
                 proposals.append(proposal)
         return Options(tuple(proposals), tuple(rejected), fallback=unreachable[0] if unreachable else None)
 
@@ -146,16 +148,21 @@ def class_seconds(model: StepModel, plan: Plan) -> dict[str, float]:
 
 
 def settled(plan: Plan, units: EMUSet) -> Plan:
-    """The plan that names the positions of `units`, so that it expands to just these."""
+    """The plan that names the positions of `units`, model-stages and units in their usual order."""
     assignments = tuple(
-        replace(each, units=tuple(unit.devices for unit in units.of(each.candidate.model_stage)))
-        for each in plan.assignments
+        replace(plan.of(ms), units=tuple(unit.devices for unit in units.of(ms))) for ms in plan.model_stages
     )
     return replace(plan, assignments=assignments)
 
 
 def frugal(plan: Plan, capabilities: Capabilities) -> Iterator[Plan]:
-    """The plan, then with ever smaller micro-batches, at last with full recomputation: nothing has to move for it."""
+    """The plan, then with ever smaller micro-batches, at last with full recomputation: nothing has to move for it.
+
+    Nothing when the job cannot have the plan's degrees.
+    """
+    candidates = [assignment.candidate for assignment in plan.assignments]
+    if any(capabilities.pin(each.model_stage).dp not in (None, each.dp) for each in candidates):
+        return
     while True:
         yield plan
         smaller = tuple(_halved(each, capabilities) for each in plan.assignments)
