@@ -137,6 +137,7 @@ def test_the_whole_controller_state_round_trips() -> None:
         Plan(PLAN.assignments, (part,)),
         expand(PLAN),
         cluster(3),
+        cluster(3).without({2}),
         workload,
         Calibration({"matmul": Efficiency(0.4, 3, 0.01)}, transition_count=2),
         references={"length": 5.0},
