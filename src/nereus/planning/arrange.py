@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
 from nereus.core import Capabilities, ModelStage, Partition, Stage
 
@@ -38,7 +38,10 @@ def arrangements(model_stages: Sequence[ModelStage], pool: Window, capabilities:
     seen: set[tuple[Window, ...]] = set()
     for by_stage in _stage_windows(stages, pool):
         members = [[ms for ms in model_stages if ms.stage is stage] for stage in stages]
-        for parts in product(*(_shared_out(m, by_stage[s]) for m, s in zip(members, stages, strict=True))):
+        shared = [
+            _shared_out(m, by_stage[stage], stage is not stages[-1]) for stage, m in zip(stages, members, strict=True)
+        ]
+        for parts in product(*shared):
             windows = {ms: window for part in parts for ms, window in part.items()} | pinned
             key = tuple(windows[ms] for ms in model_stages)
             if key not in seen:
@@ -64,12 +67,18 @@ def _stage_windows(stages: Sequence[Stage], pool: Window) -> Iterator[dict[Stage
             yield dict(zip(stages, (pool[:first], pool[first:second], pool[second:]), strict=True))
 
 
-def _shared_out(members: Sequence[ModelStage], window: Window) -> Iterator[dict[ModelStage, Window]]:
-    """Windows of the models of one stage: every way to form groups, every way to share the window out to them."""
-    for groups in _groupings(tuple(members)):
-        for ends in combinations(_cuts(len(window)), len(groups) - 1):
-            bounds = (0, *ends, len(window))
-            yield {ms: window[bounds[index] : bounds[index + 1]] for index, group in enumerate(groups) for ms in group}
+def _shared_out(members: Sequence[ModelStage], window: Window, any_order: bool) -> Iterator[dict[ModelStage, Window]]:
+    """Windows of the models of one stage: every way to form groups, every way to share the window out to them.
+
+    In which order the groups lie matters only against other stages, so one stage may keep a fixed order.
+    """
+    for formed in _groupings(tuple(members)):
+        for groups in permutations(formed) if any_order else [formed]:
+            for ends in combinations(_cuts(len(window)), len(groups) - 1):
+                bounds = (0, *ends, len(window))
+                yield {
+                    ms: window[bounds[index] : bounds[index + 1]] for index, group in enumerate(groups) for ms in group
+                }
 
 
 def _groupings(members: tuple[ModelStage, ...]) -> Iterator[list[list[ModelStage]]]:
