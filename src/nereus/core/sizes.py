@@ -42,5 +42,6 @@ def show_bytes(size: float) -> str:
     """A size for people, three digits: `24.0 MiB`."""
     for power, prefix in reversed(tuple(enumerate("KMGTP", start=1))):
         if abs(size) >= 1024**power:
-            return f"{size / 1024**power:.3g} {prefix}iB"
+            value = size / 1024**power
+            return f"{value:.3g} {prefix}iB" if abs(value) < 999.5 else f"{value:.0f} {prefix}iB"
     return f"{size:.0f} B"
