@@ -39,9 +39,9 @@ def rate_bytes_per_s(value: str | int | float, what: str) -> float:
 
 
 def show_bytes(size: float) -> str:
-    """A size for people, three digits: `24.0 MiB`."""
+    """A size for people, at least three digits: `24 MiB`, `1.5 KiB`, `1023 KiB`."""
     for power, prefix in reversed(tuple(enumerate("KMGTP", start=1))):
-        if abs(size) >= 1024**power:
-            value = size / 1024**power
-            return f"{value:.3g} {prefix}iB" if abs(value) < 999.5 else f"{value:.0f} {prefix}iB"
+        scaled = size / 1024**power
+        if abs(scaled) >= 1:
+            return f"{scaled:.0f} {prefix}iB" if abs(scaled) >= 100 else f"{scaled:.3g} {prefix}iB"
     return f"{size:.0f} B"
