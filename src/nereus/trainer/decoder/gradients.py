@@ -19,15 +19,15 @@ def accumulating(decoder: Decoder) -> Iterator[Gradients]:
     sums: Gradients = {}
     hooks = []
     for name, parameter in decoder.params.items():
+        total = sums[name] = torch.zeros_like(parameter, dtype=decoder.wide, requires_grad=False)
+        decoder.hooks.track("gradients", total)
         parameter.requires_grad_(True)
-        if decoder.dtype != decoder.wide:
-            sums[name] = torch.zeros_like(parameter, dtype=decoder.wide, requires_grad=False)
-            hooks.append(parameter.register_post_accumulate_grad_hook(_adder(sums[name])))
+        if decoder.dtype == decoder.wide:
+            parameter.grad = total  # autograd adds to it in place
+        else:
+            hooks.append(parameter.register_post_accumulate_grad_hook(_adder(total)))
     try:
         yield sums
-        if decoder.dtype == decoder.wide:
-            for name, parameter in decoder.params.items():
-                sums[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     finally:
         for hook in hooks:
             hook.remove()

@@ -32,7 +32,7 @@ class Hooks:
     """What a worker wants to know while a decoder runs; nothing by default.
 
     `pace` is called after every forward or backward of a micro-batch and every decode step, `track` with large
-    transient buffers (`logits`, `kv_cache`), and `communicating` surrounds every wait on the axis it names.
+    buffers (`gradients`, `logits`, `kv_cache`), and `communicating` surrounds every wait on the axis it names.
     """
 
     pace: Callable[[], None] = _no_pace
