@@ -122,7 +122,7 @@ class Calls:
         ]
 
     def _token_arrays(self, call: Call, table: SampleTable, rows: Array) -> dict[str, Array]:
-        prefix = "greedy_response" if "greedy_responses" in call.reads else "response"
+        prefix = "response" if "responses" in call.reads else "greedy_response"
         arrays = table.rows(rows, ("prompt_tokens", "prompt_lengths"))
         arrays |= {
             "response_tokens": np.ascontiguousarray(table.columns[f"{prefix}_tokens"][rows]),

@@ -110,6 +110,8 @@ class RLJob:
         self.plan = plan or self.plan
         self._adopted = True
         self._wiring.wire(units)
+        # What a transition held for a while says nothing about the steps to come.
+        self.crew.call(sorted(units.devices), Message("reset_peak"), self.config.timeout_s)
 
     def restart(self, plan: Plan) -> EMUSet:
         """Write a checkpoint, load it into the units of `plan`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -140,6 +141,7 @@ def _export(config: JobConfig, path: Path, run_dir: Path) -> Path | None:
         spec = config.specs["actor"]
         found = schemas(config.algorithm.workflow(config.specs))[model_stage]
         target = run_dir / "actor"
+        shutil.rmtree(target, ignore_errors=True)  # a resumed run replaces what it wrote before
         hf.write(target, family_of(spec).config(spec), checkpoint.parameters(path, unit, found))
         return target
     return None
