@@ -7,7 +7,7 @@ import numpy as np
 from nereus.core import Assignment, InfeasibleError, Plan
 from nereus.planning.arrange import arrangements
 from nereus.planning.judge import explain_shortage, shortage
-from nereus.planning.options import Array, Group, Options, OptionTable
+from nereus.planning.options import Array, OptionTable
 from nereus.planning.problem import Problem
 from nereus.planning.tree import Job, Tree
 
@@ -47,30 +47,32 @@ class _Leanest:
             options = [self.table.options(ms, arrangement.windows[ms], fitting=False) for ms in self.job.levels]
             levels = [entry for entry in options if entry is not None]
             if len(levels) == len(options):
-                self._branch(Tree(self.job, [entry.choices for entry in levels]), levels, (), zeros, zeros)
+                self._branch(Tree(self.job, levels, self.table.usable), (), zeros, zeros)
         if self.best is None:
             return None
         return Plan(tuple(sorted(self.best, key=lambda a: a.candidate.model_stage.sort_key)))
 
-    def _branch(self, tree: Tree, options: list[Options], chosen: tuple[int, ...], stored: Array, added: Array) -> None:
-        level = len(chosen)
-        rows = options[level].choices
-        shares = (tree.peaks(level, stored, added) / self.table.usable).max(axis=1)
-        for row in map(int, np.argsort(shares, kind="stable")):
-            if shares[row] >= self.share:
+    def _branch(self, tree: Tree, groups: tuple[int, ...], stored: Array, added: Array) -> None:
+        level = len(groups)
+        entry = tree.options[level]
+        shares = (tree.peaks(level, stored, added) / tree.usable).max(axis=1)
+        for group in map(int, np.argsort(shares, kind="stable")):
+            if shares[group] >= self.share:
                 return
-            picked = (*chosen, row)
-            if len(picked) == len(options):
-                self._finish([entry.groups[index] for entry, index in zip(options, picked, strict=True)])
+            chosen = (*groups, group)
+            if len(chosen) == len(tree.options):
+                self._finish(tree, chosen, stored + entry.stored[group])
             else:
-                self._branch(tree, options, picked, stored + rows.stored[row], np.maximum(added, rows.added[row]))
+                self._branch(tree, chosen, stored + entry.stored[group], np.maximum(added, entry.least_added[group]))
 
-    def _finish(self, groups: list[Group]) -> None:
-        """Take of each group the member that adds least."""
-        members = [int(np.argmin(group.rows.added.max(axis=1))) for group in groups]
-        stored = sum(group.rows.stored[member] for group, member in zip(groups, members, strict=True))
-        added = np.max([group.rows.added[member] for group, member in zip(groups, members, strict=True)], axis=0)
-        share = float(((stored + added) / self.table.usable).max())
+    def _finish(self, tree: Tree, groups: tuple[int, ...], stored: Array) -> None:
+        """Take of each group the member that needs least beside what is stored."""
+        share, best = 0.0, []
+        for entry, group in zip(tree.options, groups, strict=True):
+            start, stop = entry.starts[group], entry.stops[group]
+            shares = ((stored + entry.added[start:stop]) / tree.usable).max(axis=1)
+            member = int(np.argmin(shares))
+            share = max(share, float(shares[member]))
+            best.append(entry.assignments[start + member])
         if share < self.share:
-            self.share = share
-            self.best = tuple(group.assignments[member] for group, member in zip(groups, members, strict=True))
+            self.share, self.best = share, tuple(best)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus.core import Assignment, Candidate, ModelStage
+from nereus.core import Assignment, Candidate, Layout, ModelStage
 from nereus.cost.schedule import mask
 from nereus.cost.step import StepModel
 from nereus.planning.arrange import Window
@@ -31,59 +31,68 @@ class Option:
     added: tuple[int, ...]
 
     @property
+    def group(self) -> tuple[Layout, Units]:
+        """What options share that differ in micro-batch, recompute or KV budget alone."""
+        return (self.candidate.layout, self.units)
+
+    @property
     def reach(self) -> int:
         """Devices of the window it needs."""
         return 1 + max(device for unit in self.units for device in unit)
 
 
-class Choices:
-    """Rows to choose one from: seconds of each call of a model-stage, bytes on each device of the pool, devices."""
+class Options:
+    """The options of a model-stage in a window, in groups that differ in micro-batch, recompute or KV budget alone.
 
-    def __init__(self, seconds: Array, stored: Array, added: Array, devices: Sequence[int]) -> None:
-        self.seconds = seconds
-        self.stored = stored
-        self.added = added
-        self.devices = devices
-        """As bits of pool indices."""
+    Rows of `assignments`, `seconds` (by call) and `added` (bytes by pool device) are options; rows of `stored` (bytes
+    by pool device) and entries of `devices` (bits of pool indices) are groups, in whose order the options lie.
+    """
 
-    @cached_property
-    def least_seconds(self) -> list[float]:
-        """No row is faster, call by call."""
-        return [float(seconds) for seconds in self.seconds.min(axis=0)]
-
-    @cached_property
-    def least_stored(self) -> Array:
-        """No row stores less, device by device."""
-        return np.asarray(self.stored.min(axis=0))
-
-    @cached_property
-    def least_added(self) -> Array:
-        """No row adds less, device by device."""
-        return np.asarray(self.added.min(axis=0))
+    def __init__(self, groups: Sequence[Sequence[Option]], window: Window, columns: Sequence[int], width: int) -> None:
+        count = sum(map(len, groups))
+        self.assignments: list[Assignment] = []
+        self.added = np.zeros((count, width))
+        self.stored = np.zeros((len(groups), width))
+        self.devices: list[int] = []
+        for index, group in enumerate(groups):
+            self.stored[index, columns] = group[0].stored[: len(window)]
+            self.devices.append(mask(columns[device] for unit in group[0].units for device in unit))
+            units = _on(group[0].units, window)
+            for option in group:
+                self.added[len(self.assignments), columns] = option.added[: len(window)]
+                self.assignments.append(Assignment(option.candidate, units))
+        self.seconds = np.array([option.seconds for group in groups for option in group])
+        sizes = [len(group) for group in groups]
+        self.starts = np.cumsum([0, *sizes[:-1]])
+        self.stops = np.cumsum(sizes)
+        self._group_of = np.repeat(np.arange(len(groups)), sizes)
+        self.least_stored = self.stored.min(axis=0)
+        self.least_added = np.minimum.reduceat(self.added, self.starts, axis=0)
+        """By group: what its leanest member adds, device by device."""
 
     @cached_property
     def core(self) -> int:
-        """Devices that every row uses."""
+        """Devices that every option uses."""
         core = -1
         for devices in self.devices:
             core &= devices
         return core
 
+    @cached_property
+    def least_seconds(self) -> Array:
+        """No option is faster, call by call."""
+        return np.asarray(self.seconds.min(axis=0))
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Assignments that differ in micro-batch, recomputation or KV budget alone, and their rows."""
+    def fastest(self, room: Array) -> Array:
+        """By group and call: seconds of the fastest member that adds no more than the group's `room`; else infinite."""
+        fits = np.all(self.added <= room[self._group_of], axis=1)
+        seconds = np.where(fits.reshape(-1, 1), self.seconds, np.inf)
+        return np.asarray(np.minimum.reduceat(seconds, self.starts, axis=0))
 
-    assignments: tuple[Assignment, ...]
-    rows: Choices
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a model-stage in a window: `choices` has one row for each group, the best of its members."""
-
-    groups: tuple[Group, ...]
-    choices: Choices
+    def members(self, group: int, room: Array) -> NDArray[np.intp]:
+        """The options of a group that add no more than `room`."""
+        start, stop = self.starts[group], self.stops[group]
+        return np.asarray(start + np.flatnonzero(np.all(self.added[start:stop] <= room, axis=1)))
 
 
 class OptionTable:
@@ -125,10 +134,10 @@ class OptionTable:
         return self._frontiers[key]
 
     def _undominated(self, options: list[Option]) -> tuple[Option, ...]:
-        kept: dict[Units, list[Option]] = {}
+        kept: dict[tuple[Layout, Units], list[Option]] = {}
         options.sort(key=lambda option: (sum(option.seconds), sum(option.added)))
         for option in options:
-            rivals = kept.setdefault(option.units, [])
+            rivals = kept.setdefault(option.group, [])
             if any(_dominates(rival, option) for rival in rivals):
                 self.refusals.add(option.candidate, "another micro-batch or recompute mode is as fast with less memory")
             else:
@@ -165,37 +174,18 @@ class OptionTable:
         return tuple(stored), tuple(added)
 
     def _named(self, frontier: tuple[Option, ...], window: Window, fitting: bool) -> Options | None:
-        groups: dict[Units, list[Option]] = {}
+        groups: dict[tuple[Layout, Units], list[Option]] = {}
         limits = [float(self.usable[self._index[device]]) for device in window]
         for option in frontier:
             used = map(sum, zip(option.stored, option.added, strict=True))
             if fitting and any(size > limit for size, limit in zip(used, limits, strict=False)):
                 self.refusals.add(option.candidate, "does not fit in memory, even alone")
             else:
-                groups.setdefault(option.units, []).append(option)
+                groups.setdefault(option.group, []).append(option)
         if not groups:
             return None
-        named = tuple(self._group(options, window) for options in groups.values())
-        best = Choices(
-            np.array([group.rows.least_seconds for group in named]),
-            np.array([group.rows.least_stored for group in named]),
-            np.array([group.rows.least_added for group in named]),
-            [group.rows.core for group in named],
-        )
-        return Options(named, best)
-
-    def _group(self, options: list[Option], window: Window) -> Group:
         columns = [self._index[device] for device in window]
-        stored = np.zeros((len(options), len(self.pool)))
-        added = np.zeros_like(stored)
-        for row, option in enumerate(options):
-            stored[row, columns] = option.stored[: len(window)]
-            added[row, columns] = option.added[: len(window)]
-        units = _on(options[0].units, window)
-        bits = mask(self._index[device] for unit in units for device in unit)
-        seconds = np.array([option.seconds for option in options])
-        assignments = tuple(Assignment(option.candidate, units) for option in options)
-        return Group(assignments, Choices(seconds, stored, added, [bits] * len(options)))
+        return Options(list(groups.values()), window, columns, len(self.pool))
 
 
 def _dominates(one: Option, other: Option) -> bool:

@@ -7,18 +7,24 @@ plus the least that the rest must store do the same for memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import product
 
-from nereus.core import Assignment, Layout, ModelStage, Plan, Rejection
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus.core import Assignment, Candidate, Layout, ModelStage, Plan, Rejection
 from nereus.planning.arrange import Arrangement, arrangements
 from nereus.planning.judge import Scored, misfit
 from nereus.planning.leanest import nothing_fits
 from nereus.planning.legal import check_pins
-from nereus.planning.options import Group, Options, OptionTable
+from nereus.planning.options import Array, OptionTable
 from nereus.planning.place import Units, pool_order
 from nereus.planning.problem import Problem
-from nereus.planning.tree import Job, Tree
+from nereus.planning.tree import Job, Node, Tree
 
 Placed = tuple[ModelStage, Layout, Units]
 
@@ -46,14 +52,12 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
 
 
 class _Search:
-    """Two trees deep: which layouts on which devices, then which micro-batches, recompute modes and KV budgets."""
-
     def __init__(self, problem: Problem, k: int) -> None:
         self.problem = problem
         self.k = k
         self.job = Job.of(problem.model())
         self.table = OptionTable(problem, self.job.model, pool_order(problem.cluster, problem.current))
-        self.found: dict[str, tuple[float, Plan]] = {}
+        self.found: dict[tuple[Candidate, ...], tuple[float, Plan]] = {}
         self.considered = 0
         self._sync_s: dict[tuple[Placed, ...], float] = {}
 
@@ -61,10 +65,10 @@ class _Search:
         model, current = self.job.model, self.problem.current
         if current is not None and misfit(self.problem, model, current) is None:
             self._offer(model.estimate(current).step_s, current)
-        for bound_s, arrangement, options, tree in self._trees():
-            if bound_s >= self.cutoff_s:
-                break
-            self._explore(arrangement, options, tree)
+        for arrangement, tree in self._trees():
+            for leaf in tree.leaves(lambda: self.cutoff_s, partial(self._synchronise, tree)):
+                self.considered += 1
+                self._refine(arrangement, tree, leaf)
         if not self.found:
             raise nothing_fits(self.problem, self.job, self.table)
         ranked = sorted(self.found.values(), key=lambda entry: (_digits(entry[0]), self._changes(entry[1])))
@@ -76,55 +80,61 @@ class _Search:
         """The step time that a new plan has to beat."""
         return max(step_s for step_s, _ in self.found.values()) if len(self.found) >= self.k else float("inf")
 
-    def _trees(self) -> list[tuple[float, Arrangement, list[Options], Tree]]:
-        """Every arrangement in which each model-stage has an option that fits alone, lowest bound first."""
-        trees = []
-        tried = arrangements(self.problem.workflow.model_stages, self.table.pool, self.problem.capabilities)
-        for arrangement in tried:
+    def _trees(self) -> Iterator[tuple[Arrangement, Tree]]:
+        """Arrangements in which every model-stage has an option, lowest bound first, while it is below the cutoff.
+
+        The cheap bound of a tree is replaced by a better one when its turn comes.
+        """
+        waiting: list[tuple[float, int, bool]] = []
+        trees: list[tuple[Arrangement, Tree]] = []
+        for arrangement in arrangements(self.problem.workflow.model_stages, self.table.pool, self.problem.capabilities):
             options = [self.table.options(ms, arrangement.windows[ms]) for ms in self.job.levels]
             levels = [entry for entry in options if entry is not None]
             if len(levels) == len(options):
-                tree = Tree(self.job, [entry.choices for entry in levels])
-                trees.append((tree.bound_s, arrangement, levels, tree))
-        return sorted(trees, key=lambda entry: entry[0])
+                trees.append((arrangement, Tree(self.job, levels, self.table.usable)))
+                waiting.append((trees[-1][1].bound_s(), len(waiting), False))
+        heapify(waiting)
+        while waiting:
+            bound_s, number, tight = heappop(waiting)
+            if bound_s >= self.cutoff_s:
+                return
+            arrangement, tree = trees[number]
+            if tight:
+                yield arrangement, tree
+            else:
+                tree.tighten()
+                heappush(waiting, (tree.bound_s(), number, True))
 
-    def _explore(self, arrangement: Arrangement, options: list[Options], tree: Tree) -> None:
-        def sync(chosen: Sequence[int]) -> float | None:
-            if len(chosen) != len(self.job.synced) or not chosen:
-                return None
-            return self._synchronise([options[level].groups[row].assignments[0] for level, row in enumerate(chosen)])
+    def _refine(self, arrangement: Arrangement, tree: Tree, leaf: Node) -> None:
+        """The fastest plan with the groups of a leaf: every way to trade one call's time for another's."""
+        waits, room = tree.exact_waits(leaf.groups), tree.usable - leaf.stored
+        choices = [
+            [(entry.assignments[row], dict(zip(names, map(float, entry.seconds[row]), strict=True))) for row in rows]
+            for names, entry, group in zip(self.job.calls, tree.options, leaf.groups, strict=True)
+            for rows in (_front(entry.seconds, entry.members(group, room)),)
+        ]
+        for chosen in product(*choices):
+            times = dict(leaf.seconds)
+            for _, seconds in chosen:
+                times.update(seconds)
+            step_s = float(tree.longest(waits, times))
+            if step_s < self.cutoff_s:
+                assignments = sorted((a for a, _ in chosen), key=lambda a: a.candidate.model_stage.sort_key)
+                self._offer(step_s, Plan(tuple(assignments), arrangement.partitions))
 
-        for rows, _, sync_s in tree.completions(self.table.usable, lambda: self.cutoff_s, sync):
-            self._refine(arrangement, [entry.groups[row] for entry, row in zip(options, rows, strict=True)], sync_s)
-
-    def _refine(self, arrangement: Arrangement, groups: list[Group], sync_s: float) -> None:
-        """The fastest members of the groups that fit together."""
-        name = " ".join(f"{g.assignments[0].candidate.layout} dp{g.assignments[0].candidate.dp}" for g in groups)
-
-        def cutoff_s() -> float:
-            return min(self.cutoff_s, self.found[name][0] if name in self.found else float("inf"))
-
-        tree = Tree(self.job, [group.rows for group in groups], sync_s)
-        self.considered += 1
-        if tree.bound_s >= cutoff_s():
-            return
-        for rows, step_s, _ in tree.completions(self.table.usable, cutoff_s, lambda _: None):
-            chosen = [group.assignments[row] for group, row in zip(groups, rows, strict=True)]
-            ordered = sorted(chosen, key=lambda a: a.candidate.model_stage.sort_key)
-            self._offer(step_s, Plan(tuple(ordered), arrangement.partitions))
-
-    def _synchronise(self, assignments: Sequence[Assignment]) -> float:
-        key = tuple(map(_placed, assignments))
+    def _synchronise(self, tree: Tree, groups: Sequence[int]) -> float:
+        """Seconds of the weight synchronisation between groups, remembered by layout and devices."""
+        first = [entry.assignments[entry.starts[group]] for entry, group in zip(tree.options, groups, strict=False)]
+        key = tuple(map(_placed, first))
         if key not in self._sync_s:
-            placed = {a.candidate.model_stage: a for a in assignments}
+            placed = {a.candidate.model_stage: a for a in first}
             pairs = [(placed[source], placed[target]) for source, target in self.problem.workflow.weight_syncs]
             self._sync_s[key] = self.job.model.sync_cost(pairs).seconds
         return self._sync_s[key]
 
     def _offer(self, step_s: float, plan: Plan) -> None:
         """Keep a plan if it is the fastest with its layouts, and those among the `k` fastest."""
-        levels = [plan.of(model_stage).candidate for model_stage in self.job.levels]
-        name = " ".join(f"{candidate.layout} dp{candidate.dp}" for candidate in levels)
+        name = tuple(Candidate(ms, c.layout, c.dp) for ms in self.job.levels for c in (plan.of(ms).candidate,))
         if step_s < self.found.get(name, (float("inf"),))[0]:
             self.found[name] = (step_s, plan)
         if len(self.found) > self.k:
@@ -135,6 +145,16 @@ class _Search:
         current = self.problem.current
         now = {_placed(a) for a in current.assignments} if current else set()
         return sum(_placed(a) not in now for a in plan.assignments)
+
+
+def _front(seconds: Array, rows: NDArray[np.intp]) -> list[int]:
+    """The rows that no other matches in every call; of equal ones the first."""
+    front: list[int] = []
+    for row in map(int, rows):
+        others = [other for other in map(int, rows) if other != row and np.all(seconds[other] <= seconds[row])]
+        if all(np.all(seconds[other] == seconds[row]) and other > row for other in others):
+            front.append(row)
+    return front
 
 
 def _placed(assignment: Assignment) -> Placed:

@@ -1,4 +1,9 @@
-"""Choosing one row per model-stage as a tree: a level for each, bounds on time and memory as arrays."""
+"""One arrangement as a tree: a level for each model-stage, a branch for each group of its options.
+
+What a device stores follows from the groups alone, so once these are chosen every model-stage picks its member by
+itself: the fastest whose transient bytes fit beside all that is stored. Before, the same with the least that the rest
+can store is a lower bound on time; the bounds of all branches of a node are computed at once.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,19 @@ import numpy as np
 from nereus.core import ModelStage
 from nereus.cost.schedule import SYNC, turns
 from nereus.cost.step import StepModel
-from nereus.planning.options import Array, Choices
+from nereus.planning.options import Array, Options
 
 Value = float | Array
-Sync = Callable[[Sequence[int]], float | None]
-"""Seconds of the weight synchronisation for the rows chosen so far; None before they determine it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all trees of a search share: the calls of each level, and which levels synchronise weights."""
+    """What all trees of a search share: the calls of each level, and how many levels synchronise weights."""
 
     model: StepModel
     levels: tuple[ModelStage, ...]
     calls: tuple[tuple[str, ...], ...]
-    synced: tuple[int, ...]
+    synced: int
 
     @classmethod
     def of(cls, model: StepModel) -> Job:
@@ -34,99 +37,121 @@ class Job:
         synced = tuple(dict.fromkeys(model_stage for pair in workflow.weight_syncs for model_stage in pair))
         levels = tuple(dict.fromkeys((*synced, *workflow.model_stages)))
         calls = tuple(tuple(call.name for call in workflow.calls_of(model_stage)) for model_stage in levels)
-        return cls(model, levels, calls, tuple(range(len(synced))))
+        return cls(model, levels, calls, len(synced))
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """Rows chosen so far and what they use of every pool device; `seconds` bounds the calls not chosen yet."""
+class Node:
+    """Groups chosen so far and what they store; `seconds` has a lower bound for every call."""
 
-    chosen: tuple[int, ...]
+    groups: tuple[int, ...]
     stored: Array
-    added: Array
-    seconds: Mapping[str, Value]
+    seconds: Mapping[str, float]
 
 
 class Tree:
-    """One `Choices` for each level of a job."""
+    """All choices of one group per level that fit within `usable` bytes of each pool device."""
 
-    def __init__(self, job: Job, choices: Sequence[Choices], sync_s: float = 0.0) -> None:
+    def __init__(self, job: Job, options: Sequence[Options], usable: Array) -> None:
         self.job = job
-        self.choices = tuple(choices)
-        cores = {name: entry.core for names, entry in zip(job.calls, choices, strict=True) for name in names}
-        cores[SYNC] = 0
-        for level in job.synced:
-            cores[SYNC] |= choices[level].core
-        self.waits = turns(job.model.order, job.model.before, cores)
-        self.least_seconds: dict[str, Value] = {SYNC: sync_s}
-        for names, entry in zip(job.calls, choices, strict=True):
-            self.least_seconds.update(zip(names, entry.least_seconds, strict=True))
+        self.options = tuple(options)
+        self.usable = usable
+        self.waits = self._turns([entry.core for entry in options])
+        self.least_seconds = {SYNC: 0.0}
+        for names, entry in zip(job.calls, options, strict=True):
+            self.least_seconds.update(zip(names, map(float, entry.least_seconds), strict=True))
 
-    @property
     def bound_s(self) -> float:
-        """No choice of rows gives a shorter step."""
-        ends: dict[str, float] = {}
-        for name in self.job.model.order:
-            start = max((ends[other] for other in self.waits[name]), default=0.0)
-            ends[name] = start + float(self.least_seconds[name])
-        return max(ends.values())
+        """No choice gives a shorter step."""
+        return float(self.longest(self.waits, self.least_seconds))
 
-    def completions(
-        self, usable: Array, cutoff_s: Callable[[], float], sync: Sync
-    ) -> Iterator[tuple[tuple[int, ...], float, float]]:
-        """(rows, bound on the step, seconds of the synchronisation) of what fits and may beat the cutoff."""
-        zeros = np.zeros(len(usable))
-        yield from self._branch(_Node((), zeros, zeros, self.least_seconds), usable, cutoff_s, sync)
+    def tighten(self) -> None:
+        """Raise the bound by what cannot fit even beside the least that the other levels store."""
+        everything = np.sum([entry.least_stored for entry in self.options], axis=0)
+        for names, entry in zip(self.job.calls, self.options, strict=True):
+            room = self.usable - (everything - entry.least_stored) - entry.stored
+            self.least_seconds.update(zip(names, map(float, entry.fastest(room).min(axis=0)), strict=True))
 
-    def _branch(
-        self, node: _Node, usable: Array, cutoff_s: Callable[[], float], sync: Sync
-    ) -> Iterator[tuple[tuple[int, ...], float, float]]:
-        level = len(node.chosen)
-        entry, names = self.choices[level], self.job.calls[level]
-        rows = np.flatnonzero((self.peaks(level, node.stored, node.added) <= usable).all(axis=1))
-        columns = dict(zip(names, entry.seconds[rows].T, strict=True))
-        bounds = np.broadcast_to(np.asarray(self._longest({**node.seconds, **columns})), (len(rows),))
-        for index in np.argsort(bounds, kind="stable"):
-            if bounds[index] >= cutoff_s():
-                return
-            row = int(rows[index])
-            chosen = (*node.chosen, row)
-            seconds = {**node.seconds, **dict(zip(names, map(float, entry.seconds[row]), strict=True))}
-            found = sync(chosen)
-            if found is not None:
-                seconds[SYNC] = found
-            if level + 1 == len(self.choices):
-                yield chosen, float(self._longest(seconds)), float(seconds[SYNC])
-            else:
-                added = np.maximum(node.added, entry.added[row])
-                child = _Node(chosen, node.stored + entry.stored[row], added, seconds)
-                yield from self._branch(child, usable, cutoff_s, sync)
+    def leaves(self, cutoff_s: Callable[[], float], sync_s: Callable[[Sequence[int]], float]) -> Iterator[Node]:
+        """Complete choices that fit and whose bound is below the cutoff, most promising first."""
+        yield from self._branch(Node((), np.zeros(len(self.usable)), self.least_seconds), cutoff_s, sync_s)
 
-    def _longest(self, seconds: Mapping[str, Value]) -> Value:
-        """The longest path when calls take `seconds`, with the turns that every choice of rows implies."""
+    def peaks(self, level: int, stored: Array, added: Array) -> Array:
+        """The least peak of every device for each group of `level`, given what earlier levels store and add."""
+        entry, (rest_stored, rest_added) = self.options[level], self._rest[level]
+        return np.asarray(
+            stored + entry.stored + rest_stored + np.maximum(np.maximum(added, entry.least_added), rest_added)
+        )
+
+    def exact_waits(self, groups: Sequence[int]) -> dict[str, tuple[str, ...]]:
+        """What each call waits for when these groups are chosen."""
+        return self._turns([entry.devices[group] for entry, group in zip(self.options, groups, strict=True)])
+
+    def longest(self, waits: Mapping[str, Sequence[str]], seconds: Mapping[str, Value]) -> Value:
+        """The longest path when calls take `seconds`."""
         ends: dict[str, Value] = {}
         last: Value = 0.0
         for name in self.job.model.order:
             start: Value = 0.0
-            for other in self.waits[name]:
+            for other in waits[name]:
                 start = np.maximum(start, ends[other])
             ends[name] = start + seconds[name]
             last = np.maximum(last, ends[name])
         return last
 
-    def peaks(self, level: int, stored: Array, added: Array) -> Array:
-        """The least peak of every pool device for each row of `level`, given what earlier levels use."""
-        entry, (least_stored, least_added) = self.choices[level], self._rest[level]
-        return np.asarray(
-            stored + entry.stored + least_stored + np.maximum(np.maximum(added, entry.added), least_added)
-        )
+    def _branch(
+        self, node: Node, cutoff_s: Callable[[], float], sync_s: Callable[[Sequence[int]], float]
+    ) -> Iterator[Node]:
+        level = len(node.groups)
+        entry, (rest_stored, rest_added) = self.options[level], self._rest[level]
+        room = self.usable - node.stored - entry.stored - rest_stored
+        fits = np.all(rest_added <= room, axis=1).reshape(-1, 1)
+        fastest = np.where(fits, entry.fastest(room), np.inf)
+        columns = dict(zip(self.job.calls[level], fastest.T, strict=True))
+        bounds = np.broadcast_to(np.asarray(self.longest(self.waits, {**node.seconds, **columns})), (len(room),))
+        for group in map(int, np.argsort(bounds, kind="stable")):
+            if bounds[group] >= cutoff_s():
+                return
+            child = self._child(node, group, room[group], fastest[group], sync_s)
+            if child is None:
+                continue
+            if level + 1 == len(self.options):
+                if self.longest(self.exact_waits(child.groups), child.seconds) < cutoff_s():
+                    yield child
+            elif self.longest(self.waits, child.seconds) < cutoff_s():
+                yield from self._branch(child, cutoff_s, sync_s)
+
+    def _child(
+        self, node: Node, group: int, room: Array, fastest: Array, sync_s: Callable[[Sequence[int]], float]
+    ) -> Node | None:
+        """The node below, with the times of earlier levels in the room that is left; None when they do not fit."""
+        level = len(node.groups)
+        seconds = {**node.seconds, **dict(zip(self.job.calls[level], map(float, fastest), strict=True))}
+        for above, chosen in enumerate(node.groups):
+            entry = self.options[above]
+            members = entry.members(chosen, room)
+            if not len(members):
+                return None
+            times = entry.seconds[members].min(axis=0)
+            seconds.update(zip(self.job.calls[above], map(float, times), strict=True))
+        groups = (*node.groups, group)
+        if len(groups) == self.job.synced:
+            seconds[SYNC] = sync_s(groups)
+        return Node(groups, node.stored + self.options[level].stored[group], seconds)
+
+    def _turns(self, devices: Sequence[int]) -> dict[str, tuple[str, ...]]:
+        by_call = {name: bits for names, bits in zip(self.job.calls, devices, strict=True) for name in names}
+        by_call[SYNC] = 0
+        for bits in devices[: self.job.synced]:
+            by_call[SYNC] |= bits
+        return turns(self.job.model.order, self.job.model.before, by_call)
 
     @cached_property
     def _rest(self) -> list[tuple[Array, Array]]:
-        """By level: bytes that later levels store at least, and the least that their largest call adds."""
-        width = self.choices[0].stored.shape[1]
+        """By level: bytes that later levels store at least, and the least that their calls add."""
+        width = len(self.usable)
         rest = [(np.zeros(width), np.zeros(width))]
-        for entry in reversed(self.choices[1:]):
+        for entry in reversed(self.options[1:]):
             stored, added = rest[-1]
-            rest.append((stored + entry.least_stored, np.maximum(added, entry.least_added)))
+            rest.append((stored + entry.least_stored, np.maximum(added, entry.least_added.min(axis=0))))
         return rest[::-1]
