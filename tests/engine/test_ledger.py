@@ -123,3 +123,18 @@ def test_a_watched_tensor_counts_for_as_long_as_it_lives() -> None:
         ledger.watch("logits", torch.zeros(1000))
     del logits
     assert ledger.used_bytes == 0
+
+
+def test_activations_of_an_update_that_ran_out_of_memory_are_let_go_of() -> None:
+    ledger = Ledger(0, capacity_bytes=40_000)
+    weight = torch.randn(16, 16, requires_grad=True)
+
+    def attend() -> None:
+        with ledger.activations():
+            x = torch.randn(1, 1, 16, 16)
+            for _ in range(100):  # attention saves its own output
+                x = torch.nn.functional.scaled_dot_product_attention(x @ weight, x @ weight, x @ weight)
+
+    with pytest.raises(OutOfMemoryError):
+        attend()
+    assert ledger.used_bytes == 0

@@ -151,7 +151,8 @@ class Ledger:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._count("activations", tensor)
-        return _Saved(self, tensor)
+        # The tensor itself may be an output of the node that keeps this: a cycle that only a backward pass ends.
+        return _Saved(self, tensor.detach())
 
     @staticmethod
     def _unpack(saved: Any) -> torch.Tensor:

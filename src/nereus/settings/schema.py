@@ -156,7 +156,7 @@ class MonitorSection(Section):
     """When a drift is worth a replan."""
 
     length_threshold: PositiveFloat = 0.30
-    memory_threshold: Share = 1.0
+    memory_threshold: Share = 0.95
     lookahead_steps: NonNegativeInt = 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from nereus.core import EMU, Kind, ModelStage, Move, StateSchema, TransitionError, TransportError, Workflow
 from nereus.engine.connection import Message
 from nereus.engine.groups import Group
-from nereus.engine.ledger import Hold
 from nereus.engine.mover import Mover
 from nereus.engine.positions import Position
 from nereus.engine.transports.torch import Torch
@@ -55,7 +53,6 @@ class _Prepared:
     update: int
     gradients: gradients.Gradients
     norm: float
-    hold: Hold
 
 
 class TrainerProgram:
@@ -116,8 +113,6 @@ class TrainerProgram:
     def _forget(self) -> None:
         self._decoders.clear()
         self._routes.clear()
-        for prepared in self._prepared.values():
-            prepared.hold.release()
         self._prepared.clear()
 
     def _group(self, model_stage: ModelStage, axis: str) -> Group | None:
@@ -139,7 +134,7 @@ class TrainerProgram:
             {name: tensor for (name, kind), tensor in position.tensors.items() if kind is Kind.PARAM},
             UnitGroups(self._group(model_stage, "tp"), self._group(model_stage, "pp")),
             recompute,
-            Hooks(pacer.pace, self._worker.ledger.watch, meter.communicating),
+            Hooks(pacer.pace, self._worker.ledger.watch, meter.communicating, meter.computing),
             temperature=self._config.sampling.temperature,
             masked_tokens=self._config.task.masked_tokens,
         )
@@ -164,8 +159,7 @@ class TrainerProgram:
         ids = [int(index) for index in message.arrays["sample_ids"]]
         waves = fields["micro_batch"] if fields["kv_bytes"] else None
         decoder = self._decoder(unit.model_stage)
-        with self._measured("decode"):
-            responses = generate(decoder, fields["prompts"], ids, sampling, fields["step"], waves)
+        responses = generate(decoder, fields["prompts"], ids, sampling, fields["step"], waves)
         if unit.entry_device != self._worker.device:
             return self._reply()
         tokens, lengths = padded(responses)
@@ -176,8 +170,7 @@ class TrainerProgram:
         unit: EMU = fields["unit"]
         decoder = self._decoder(unit.model_stage)
         batches = self._micro_batches(message, decoder)
-        with self._measured("forward"):
-            found = pipeline.forward(decoder, batches, fields["outputs"])
+        found = pipeline.forward(decoder, batches, fields["outputs"])
         if unit.entry_device != self._worker.device:
             return self._reply()
         return self._reply({name: _stacked([batch[name] for batch in found]) for name in fields["outputs"]})
@@ -193,13 +186,12 @@ class TrainerProgram:
         def loss(outputs: Mapping[str, torch.Tensor], batch: MicroBatch) -> Any:
             return algorithm.loss(call, outputs, batch.columns)
 
-        with self._measured("backward"), self._worker.ledger.activations():
+        with self._worker.ledger.activations():
             made, sums = pipeline.train(decoder, batches, fields["outputs"], loss, fields["scale"])
-        hold = self._worker.ledger.hold("gradients", *made.values())
         with torch.no_grad():
             self._reduce(self._group(ms, "dp"), list(made.values()))
             norm = self._norm(ms, decoder, made)
-        self._prepared[ms] = _Prepared(fields["update"], made, norm, hold)
+        self._prepared[ms] = _Prepared(fields["update"], made, norm)
         return self._reply(sums=sums, grad_norm=norm)
 
     def _commit(self, message: Message) -> Message:
@@ -213,9 +205,9 @@ class TrainerProgram:
             raise TransitionError(f"{unit.model_stage}: update {update} was committed but is not prepared here")
         settings = self._config.optimizers[unit.model_stage.model]
         scale = optimizer.clip_scale(prepared.norm, settings.clip_norm or None)
-        with self._measured("optimizer"):
+        with self._worker.meter.computing("optimizer"):
             optimizer.step(position.tensors, prepared.gradients, settings, update, scale)
-        prepared.hold.release()
+        self._worker.pacer.pace()
         position.logical = replace(position.logical, update_count=update + 1)
         return self._reply()
 
@@ -283,13 +275,6 @@ class TrainerProgram:
                 with self._worker.meter.communicating(axis):
                     group.all_reduce(total)
         return math.sqrt(float(total))
-
-    @contextmanager
-    def _measured(self, kind: str) -> Iterator[None]:
-        """Compute time of a class, the device's pace kept."""
-        with self._worker.meter.computing(kind):
-            yield
-            self._worker.pacer.pace()
 
     def _reply(self, arrays: Mapping[str, np.ndarray[Any, Any]] | None = None, **fields: Any) -> Message:
         meter = {name: timing.measured_s for name, timing in self._worker.meter.take().items()}

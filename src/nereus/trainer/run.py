@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -75,9 +75,8 @@ def train(
     cluster = source.cluster()
     brain = Brain(workflow, config.capabilities, schemas(workflow), rule, thresholds)
     begin = source.available(Boundary(0, 0.0))
-    state = brain.start(cluster, config.workload, begin)
-    if resume is not None:
-        state = replace(state, calibration=_calibration(resume))
+    learnt = _calibration(resume) if resume is not None else Calibration()
+    state = brain.start(cluster, config.workload, begin, calibration=learnt)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _crew(config, workflow, cluster) as crew:
         crew.start(begin)

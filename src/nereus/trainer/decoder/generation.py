@@ -61,13 +61,15 @@ class _Batch:
 
     def run(self) -> list[list[int]]:
         """Prefill, then one token of every living sequence at a time."""
-        tokens = self._prefill()
-        while True:
-            tokens = self._take(tokens)
-            self._decoder.hooks.pace()
-            if not self._alive:
-                return self._responses
-            tokens = self._decode(tokens)
+        hooks = self._decoder.hooks
+        with hooks.computing("prefill"):
+            tokens = self._take(self._prefill())
+        hooks.pace()
+        with hooks.computing("decode"):
+            while self._alive:
+                tokens = self._take(self._decode(tokens))
+                hooks.pace()
+        return self._responses
 
     def _prefill(self) -> torch.Tensor:
         decoder, width = self._decoder, max(map(len, self._prompts))

@@ -23,7 +23,7 @@ def _no_track(_name: str, _tensor: torch.Tensor) -> None:
     pass
 
 
-def _not_measured(_axis: str) -> AbstractContextManager[None]:
+def _not_measured(_name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -38,6 +38,7 @@ class Hooks:
     pace: Callable[[], None] = _no_pace
     track: Callable[[str, torch.Tensor], None] = _no_track
     communicating: Callable[[str], AbstractContextManager[None]] = _not_measured
+    computing: Callable[[str], AbstractContextManager[None]] = _not_measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ def forward(
     following = Outbox(decoder.pp, decoder.pp_rank + 1)
     with torch.inference_mode():
         for batch in micro_batches:
-            x = _run(decoder, batch, receive_input(decoder, batch))
-            if decoder.last:
-                found.append(outputs.compute(decoder, x, batch, wanted))
-            else:
-                following.send(x)
+            with decoder.hooks.computing("forward"):
+                x = _run(decoder, batch, receive_input(decoder, batch))
+                if decoder.last:
+                    found.append(outputs.compute(decoder, x, batch, wanted))
+                else:
+                    following.send(x)
             decoder.hooks.pace()
         following.flush()
     return found
@@ -88,30 +89,32 @@ class _Schedule:
 
     def forward(self, batch: MicroBatch) -> None:
         """Receive, compute, send on; the last pp rank computes the loss."""
-        given = receive_input(self._decoder, batch)
-        if given is not None:
-            given.requires_grad_(True)
-        made = _run(self._decoder, batch, given)
-        if self._decoder.last:
-            made, sums = self._loss(outputs.compute(self._decoder, made, batch, self._wanted), batch)
-            made = made * self._scale
-            for name, value in sums.items():
-                self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
-        else:
-            self._following.send(made.detach())
+        with self._decoder.hooks.computing("forward"):
+            given = receive_input(self._decoder, batch)
+            if given is not None:
+                given.requires_grad_(True)
+            made = _run(self._decoder, batch, given)
+            if self._decoder.last:
+                made, sums = self._loss(outputs.compute(self._decoder, made, batch, self._wanted), batch)
+                made = made * self._scale
+                for name, value in sums.items():
+                    self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+            else:
+                self._following.send(made.detach())
         self._in_flight.append(_InFlight(given, made))
         self._decoder.hooks.pace()
 
     def backward(self) -> None:
         """Receive the gradient of the oldest micro-batch in flight, go back through it, send on."""
         given, made = self._in_flight.popleft()
-        gradient = None
-        if not self._decoder.last:
-            gradient = torch.empty_like(made)
-            self._decoder.pp.recv(gradient, self._decoder.pp_rank + 1)
-        torch.autograd.backward(made, gradient)
-        if given is not None:
-            self._previous.send(given.grad)
+        with self._decoder.hooks.computing("backward"):
+            gradient = None
+            if not self._decoder.last:
+                gradient = torch.empty_like(made)
+                self._decoder.pp.recv(gradient, self._decoder.pp_rank + 1)
+            torch.autograd.backward(made, gradient)
+            if given is not None:
+                self._previous.send(given.grad)
         self._decoder.hooks.pace()
 
     def flush(self) -> None:
