@@ -14,7 +14,6 @@ from nereus.core import Assignment, Candidate, Layout, ModelStage, Plan, Stage, 
 from nereus.cost.memory import sequence_kv_bytes
 from nereus.cost.step import StepModel
 
-
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
@@ -26,7 +25,6 @@ class Space:
     workload: Workload
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     recompute: tuple[str, ...] = ("none", "full")
-    waves: tuple[int, ...] = MICRO_BATCHES
 
     def placed(self, model_stage: ModelStage, pool: Sequence[int]) -> Iterator[Assignment]:
         """Every candidate on every set of devices, units in order."""
@@ -49,7 +47,7 @@ class Space:
             whole = -(-self.workload.sequences // dp)
             yield Candidate(model_stage, layout, dp, whole)
             one_bytes = sequence_kv_bytes(self.workflow.spec(model_stage), layout, self.workload)
-            for wave in self.waves:
+            for wave in MICRO_BATCHES:
                 if wave < whole:
                     yield Candidate(model_stage, layout, dp, wave, kv_bytes=wave * one_bytes)
             return

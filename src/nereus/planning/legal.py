@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,15 +18,21 @@ EXACT_POOL = 16
 class Refusals:
     """Why things were refused, one entry for each reason and thing."""
 
-    found: Counter[tuple[str, str]] = field(default_factory=Counter)
+    found: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def add(self, what: object, reason: str) -> None:
+    def add(self, what: Candidate | str, reason: str) -> None:
         """Note a refusal; repeated ones count once."""
-        self.found[str(what), reason] += 1
+        self.found.setdefault((what if isinstance(what, str) else label(what), reason))
 
     def all(self) -> tuple[Rejection, ...]:
         """Every refusal, in the order found."""
         return tuple(Rejection(what, reason) for what, reason in self.found)
+
+
+def label(candidate: Candidate) -> str:
+    """A candidate with all that tells it from its neighbours."""
+    recompute = f" recompute {candidate.recompute}" if candidate.recompute != "none" else ""
+    return f"{candidate}{recompute}"
 
 
 def check_pins(problem: Problem) -> None:
