@@ -113,14 +113,6 @@ def saved_elements(shard: Shard, recompute: str) -> tuple[int, int]:
     return everything, 0
 
 
-def concurrent_sequences(spec: ModelSpec, candidate: Candidate, workload: Workload) -> int:
-    """Sequences of a unit's share that may decode at the same time within `kv_bytes` of the busiest device; 0: none."""
-    whole = share(Work.GENERATE, workload, candidate.dp)
-    if candidate.kv_bytes <= 0:
-        return whole
-    return min(whole, candidate.kv_bytes // sequence_kv_bytes(spec, candidate.layout, workload))
-
-
 def sequence_kv_bytes(spec: ModelSpec, layout: Layout, workload: Workload) -> int:
     """KV cache of one longest sequence on the device of a unit that holds most layers."""
     shard = Shard.of(spec, layout, 0)

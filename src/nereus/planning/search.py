@@ -117,7 +117,7 @@ class _Search:
             times = dict(leaf.seconds)
             for _, seconds in chosen:
                 times.update(seconds)
-            step_s = float(tree.longest(waits, times))
+            step_s = tree.step_s(waits, times)
             if step_s < self.cutoff_s:
                 assignments = sorted((a for a, _ in chosen), key=lambda a: a.candidate.model_stage.sort_key)
                 self._offer(step_s, Plan(tuple(assignments), arrangement.partitions))

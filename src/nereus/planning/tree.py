@@ -14,11 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from nereus.core import ModelStage
-from nereus.cost.schedule import SYNC, turns
+from nereus.cost.schedule import SYNC, timeline, turns
 from nereus.cost.step import StepModel
 from nereus.planning.options import Array, Options
-
-Value = float | Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Tree:
 
     def bound_s(self) -> float:
         """No choice gives a shorter step."""
-        return float(self.longest(self.waits, self.least_seconds))
+        return self.step_s(self.waits, self.least_seconds)
 
     def tighten(self) -> None:
         """Raise the bound by what cannot fit even beside the least that the other levels store."""
@@ -87,17 +85,9 @@ class Tree:
         """What each call waits for when these groups are chosen."""
         return self._turns([entry.devices[group] for entry, group in zip(self.options, groups, strict=True)])
 
-    def longest(self, waits: Mapping[str, Sequence[str]], seconds: Mapping[str, Value]) -> Value:
+    def step_s(self, waits: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> float:
         """The longest path when calls take `seconds`."""
-        ends: dict[str, Value] = {}
-        last: Value = 0.0
-        for name in self.job.model.order:
-            start: Value = 0.0
-            for other in waits[name]:
-                start = np.maximum(start, ends[other])
-            ends[name] = start + seconds[name]
-            last = np.maximum(last, ends[name])
-        return last
+        return timeline(self.job.model.order, waits, seconds).step_s
 
     def _branch(
         self, node: Node, cutoff_s: Callable[[], float], sync_s: Callable[[Sequence[int]], float]
@@ -107,8 +97,7 @@ class Tree:
         room = self.usable - node.stored - entry.stored - rest_stored
         fits = np.all(rest_added <= room, axis=1).reshape(-1, 1)
         fastest = np.where(fits, entry.fastest(room), np.inf)
-        columns = dict(zip(self.job.calls[level], fastest.T, strict=True))
-        bounds = np.broadcast_to(np.asarray(self.longest(self.waits, {**node.seconds, **columns})), (len(room),))
+        bounds = self._bounds_s({**node.seconds, **dict(zip(self.job.calls[level], fastest.T, strict=True))})
         for group in map(int, np.argsort(bounds, kind="stable")):
             if bounds[group] >= cutoff_s():
                 return
@@ -116,9 +105,9 @@ class Tree:
             if child is None:
                 continue
             if level + 1 == len(self.options):
-                if self.longest(self.exact_waits(child.groups), child.seconds) < cutoff_s():
+                if self.step_s(self.exact_waits(child.groups), child.seconds) < cutoff_s():
                     yield child
-            elif self.longest(self.waits, child.seconds) < cutoff_s():
+            elif self.step_s(self.waits, child.seconds) < cutoff_s():
                 yield from self._branch(child, cutoff_s, sync_s)
 
     def _child(
@@ -138,6 +127,18 @@ class Tree:
         if len(groups) == self.job.synced:
             seconds[SYNC] = sync_s(groups)
         return Node(groups, node.stored + self.options[level].stored[group], seconds)
+
+    def _bounds_s(self, seconds: Mapping[str, float | Array]) -> Array:
+        """The longest path for all branches of a node at once."""
+        ends: dict[str, float | Array] = {}
+        last: float | Array = 0.0
+        for name in self.job.model.order:
+            start: float | Array = 0.0
+            for other in self.waits[name]:
+                start = np.maximum(start, ends[other])
+            ends[name] = start + seconds[name]
+            last = np.maximum(last, ends[name])
+        return np.asarray(last)
 
     def _turns(self, devices: Sequence[int]) -> dict[str, tuple[str, ...]]:
         by_call = {name: bits for names, bits in zip(self.job.calls, devices, strict=True) for name in names}
