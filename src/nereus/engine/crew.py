@@ -112,6 +112,12 @@ class Crew:
                 raise WorkerLostError(device, f"not ready within {timeout_s:g} s")
             self._pump(max(0.0, deadline_s - time.monotonic()))
 
+    def raise_lost(self) -> None:
+        """Raise the WorkerLostError of a worker that has died and has not been started again, if there is one."""
+        self._pump(0)
+        if self._lost:
+            raise self._lost[min(self._lost)]
+
     def pids(self) -> dict[int, int]:
         """Device → process id."""
         return {device: member.launched.process.pid or 0 for device, member in self._members.items()}

@@ -17,6 +17,7 @@ from nereus.core import (
     Destroy,
     EMUSet,
     InfeasibleError,
+    Layout,
     LogicalState,
     ModelStage,
     NereusError,
@@ -240,7 +241,7 @@ class TransitionExecutor:
             log.info("a step of the stopped transition ended: %s", error)
         alive = self._crew.started()
         goals = {unit for name in progress.committed for unit in goal_units(progress.dag, progress.dag.groups[name])}
-        kept = _whole(progress.units, goals, alive)
+        kept = _one_layout(_whole(progress.units, goals, alive))
         gone = [unit for unit in dict.fromkeys((*progress.dag.start, *goals)) if unit not in kept]
         devices = progress.dag.devices.union(*(unit.devices for unit in gone))
         for group in progress.committed:
@@ -280,6 +281,19 @@ def _whole(units: Iterable[EMU], committed: Collection[EMU], alive: Collection[i
             taken |= places
             kept.append(unit)
     return tuple(kept)
+
+
+def _one_layout(units: Iterable[EMU]) -> tuple[EMU, ...]:
+    """The job runs on before the next transition, and a model-stage runs in one layout alone.
+
+    Of several layouts the one with the most devices stays, then the first: the other units are copies of one state.
+    """
+    found = tuple(units)
+    sizes: dict[ModelStage, Counter[Layout]] = {}
+    for unit in found:
+        sizes.setdefault(unit.model_stage, Counter())[unit.layout] += len(unit.devices)
+    chosen = {ms: max(layouts, key=lambda layout: layouts[layout]) for ms, layouts in sizes.items()}
+    return tuple(unit for unit in found if unit.layout == chosen[unit.model_stage])
 
 
 def _pairs(flows: Iterable[Flow], element_bytes: int) -> Traffic:

@@ -151,14 +151,13 @@ class Calls:
         work = self.config.workload
         batches = mini_batches(self.config.seed, table.step, table.samples, work.mini_batch, work.epochs)
         for number in range(table.updates.get(call.name, 0), len(batches)):
-            yield from self._mini_batch(call, table, batches[number])
-            table.updates[call.name] = number + 1
+            yield from self._mini_batch(call, table, number, batches[number])
         state = self.logical[call.model_stage]
         position = int(table.sample_ids[-1]) + 1
         self.logical[call.model_stage] = replace(state, model_version=state.model_version + 1, position=position)
         table.done.add(call.name)
 
-    def _mini_batch(self, call: Call, table: SampleTable, rows: Array) -> Routine:
+    def _mini_batch(self, call: Call, table: SampleTable, number: int, rows: Array) -> Routine:
         algorithm, units = self.config.algorithm, self.units(call.model_stage)
         count = self.logical[call.model_stage].update_count
         scale = 1.0 / algorithm.denominator(call.name, {n: c[rows] for n, c in table.columns.items() if np.ndim(c)})
@@ -176,6 +175,7 @@ class Calls:
         self.accounts.add_sums(call.name, {**sums, "grad_norm": entries[0]["grad_norm"], "mini_batches": 1.0})
         # From here on the update counts as made: a worker that missed the message gets it again.
         self.logical[call.model_stage] = replace(self.logical[call.model_stage], update_count=count + 1)
+        table.updates[call.name] = number + 1
         tickets = {}
         for unit in units:
             tickets |= self._submit(unit, Message("update.commit", {"call": call.name, "unit": unit, "update": count}))

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,16 @@ def write_shard(directory: Path, position: Position, device: int) -> None:
     save_file(tensors, str(directory / name))
 
 
-def begin(final: Path) -> Path:
-    """A new temporary directory beside the final one."""
+@contextmanager
+def writing(final: Path) -> Iterator[Path]:
+    """A new temporary directory beside the final one, for `complete`; nothing of it stays when the block fails."""
     temporary = final.with_name(f".{final.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    return temporary
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def complete(temporary: Path, final: Path, manifest: Manifest, table: SampleTable | None) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nereus.core import NereusError, TransportError
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew, explain
+from nereus.engine.crew import Crew, Reply, explain
 
 Replies = Mapping[int, Message]
 Routine = Generator[Collection[int], Replies, None]
@@ -31,35 +31,41 @@ class Task:
 class _Running:
     task: Task
     routine: Routine
-    waiting: set[int]
-    replies: dict[int, Message]
-    began_s: float
+    waiting: set[int] = field(default_factory=set)
+    replies: dict[int, Message] | None = None
+    """What has come of what it waits for; None before it has begun."""
+    began_s: float = field(default_factory=time.perf_counter)
 
 
 def run(crew: Crew, tasks: Iterable[Task], timeout_s: float, poll_s: float = 0.05) -> dict[str, float]:
     """Run every task; returns the wall seconds of each.
 
     Raises the error that explains the others when workers fail: a lost worker, then out of memory, then anything that
-    is not the broken connection which these cause in their peers. By then no reply is outstanding.
+    is not the broken connection which these cause in their peers. By then no reply is outstanding and no worker has a
+    group left (D5.5).
     """
     pending = list(tasks)
     done = dict.fromkeys(frozenset[str]().union(*(task.after for task in pending)) - {t.name for t in pending}, 0.0)
     running: list[_Running] = []
     heard_s = time.monotonic()
-    while pending or running:
-        _start_ready(pending, running, done)
-        arrived = crew.poll(poll_s)
-        if arrived:
-            heard_s = time.monotonic()
-        elif time.monotonic() - heard_s > timeout_s:
-            names = ", ".join(entry.task.name for entry in running)
-            raise TransportError(f"no worker answered for {timeout_s:.0f} s while running {names}; see run.timeout_s")
-        errors = [reply for _, reply in arrived if isinstance(reply, NereusError)]
-        if errors:
-            raise explain(errors + _drain(crew, running, arrived, timeout_s))
-        for ticket, reply in arrived:
-            if isinstance(reply, Message):
-                _deliver(running, done, ticket, reply)
+    try:
+        while pending or running:
+            _start_ready(pending, running, done)
+            if _advance(running, done):
+                continue
+            arrived = crew.poll(poll_s)
+            if arrived:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > timeout_s:
+                names = ", ".join(entry.task.name for entry in running)
+                raise TransportError(
+                    f"no worker answered for {timeout_s:.0f} s while running {names}; see run.timeout_s"
+                )
+            errors = _enter(running, arrived)
+            if errors:
+                raise explain(errors)
+    except NereusError as error:
+        raise explain([error, *_drain(crew, running, timeout_s)]) from None
     return {task: seconds for task, seconds in done.items() if seconds}
 
 
@@ -70,34 +76,45 @@ def _start_ready(pending: list[Task], running: list[_Running], done: Mapping[str
         if not task.after <= set(done):
             continue
         if not task.devices & taken:
-            routine = task.start()
-            running.append(_Running(task, routine, set(next(routine)), {}, time.perf_counter()))
+            running.append(_Running(task, task.start()))
             pending.remove(task)
         taken |= task.devices
 
 
-def _deliver(running: list[_Running], done: dict[str, float], ticket: int, reply: Message) -> None:
+def _enter(running: Collection[_Running], arrived: Collection[tuple[int, Reply]]) -> list[NereusError]:
+    """Hand replies to the routines that wait for them; the errors among them."""
+    for ticket, reply in arrived:
+        for entry in running:
+            if ticket in entry.waiting:
+                entry.waiting.discard(ticket)
+                if isinstance(reply, Message) and entry.replies is not None:
+                    entry.replies[ticket] = reply
+    return [reply for _, reply in arrived if isinstance(reply, NereusError)]
+
+
+def _advance(running: list[_Running], done: dict[str, float]) -> bool:
+    """Send every routine that waits for nothing on its way; whether one came to its end."""
+    ended = False
     for entry in tuple(running):
-        if ticket not in entry.waiting:
-            continue
-        entry.replies[ticket] = reply
-        entry.waiting.discard(ticket)
         if entry.waiting:
-            return
+            continue
         replies, entry.replies = entry.replies, {}
         try:
-            entry.waiting = set(entry.routine.send(replies))
+            entry.waiting = set(next(entry.routine) if replies is None else entry.routine.send(replies))
         except StopIteration:
             running.remove(entry)
             done[entry.task.name] = time.perf_counter() - entry.began_s
-        return
+            ended = True
+    return ended
 
 
-def _drain(
-    crew: Crew, running: Collection[_Running], arrived: Collection[tuple[int, object]], timeout_s: float
-) -> list[NereusError]:
-    """Wait until every outstanding reply has come; their errors."""
-    outstanding = {ticket for entry in running for ticket in entry.waiting} - {ticket for ticket, _ in arrived}
+def _drain(crew: Crew, running: Collection[_Running], timeout_s: float) -> list[NereusError]:
+    """Wait until every outstanding reply has come; their errors.
+
+    Idle workers drop their groups first: somebody may wait for one whose own command was never sent.
+    """
+    outstanding = {ticket for entry in running for ticket in entry.waiting}
+    outstanding |= {crew.submit(device, Message("groups.reset")) for device in sorted(crew.ready())}
     errors: list[NereusError] = []
     deadline_s = time.monotonic() + timeout_s
     while outstanding and time.monotonic() < deadline_s:

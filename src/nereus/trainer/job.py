@@ -6,12 +6,15 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from nereus.core import (
+    EMU,
+    Assignment,
     Boundary,
     Call,
     EMUSet,
@@ -80,7 +83,8 @@ class RLJob:
             self._after_boundary()
 
     def observe(self, boundary: Boundary) -> Observation:
-        """Facts since the last boundary; starts workers for devices that have come."""
+        """Facts since the last boundary; starts workers for devices that have come. Raises WorkerLostError."""
+        self.crew.raise_lost()
         wanted = self.source.available(boundary)
         self.crew.start(wanted - self.crew.started())
         ready = self.crew.ready()
@@ -102,13 +106,19 @@ class RLJob:
         yield
 
     def adopt(self, units: EMUSet, plan: Plan | None = None) -> None:
-        """Use these units from now on."""
+        """Use these units from now on. Without a plan the transition stopped, and no group is left where it ran.
+
+        Raises WorkerLostError when it stopped because a worker died; `units` are then what a checkpoint can be made of.
+        """
+        before, self.units = (frozenset(self.units), self.plan), units
+        if plan is None:
+            self.crew.raise_lost()
+            self._wiring.reset()
         missing = [str(ms) for ms in self.workflow.model_stages if not units.of(ms)]
         if missing:
             raise TransitionError(f"after the transition no unit is left of {', '.join(missing)}")
-        self.units = units
-        self.plan = plan or self.plan
-        self._adopted = True
+        self.plan = plan or realised(self.plan, units)
+        self._adopted = before != (frozenset(units), self.plan)
         self._wiring.wire(units)
         # What a transition held for a while says nothing about the steps to come.
         self.crew.call(sorted(units.devices), Message("reset_peak"), self.config.timeout_s)
@@ -151,28 +161,27 @@ class RLJob:
                 self.crew.call(unit.devices, Message("load", {**fields, "unit": unit}), self.config.timeout_s)
         self._wiring.wire(self.units)
 
-    def checkpoint(self, lost: frozenset[int] = frozenset()) -> Path:
+    def checkpoint(self) -> Path:
         """Write the trained models from one whole unit each. Raises TransitionError when none is left of a model."""
         final = self.run_dir / "checkpoints" / f"step-{self.step}"
-        temporary = checkpoint.begin(final)
-        units = {}
-        for ms in self.workflow.model_stages:
-            if not self.workflow.updated(ms):
-                continue
-            whole = self.units.without_devices(lost).of(ms)
-            if not whole:
-                raise TransitionError(f"no whole unit of {ms} is left, its state is lost with devices {sorted(lost)}")
-            units[ms] = whole[0]
-            fields = {
-                "unit": whole[0],
-                "directory": str(temporary),
-                "update": self.logical[ms].update_count,
-                "logical": self.logical[ms],
-            }
-            self.crew.call(whole[0].devices, Message("checkpoint", fields), self.config.timeout_s)
+        units = {ms: self._whole(ms) for ms in self.workflow.model_stages if self.workflow.updated(ms)}
         manifest = checkpoint.Manifest(self.step, self.position, units, dict(self.logical), self.config.seed)
-        checkpoint.complete(temporary, final, manifest, self.table)
+        unfinished = self.table if self.table is not None and self.table.step == self.step else None
+        with checkpoint.writing(final) as temporary:
+            for ms, unit in units.items():
+                fields = {"unit": unit, "directory": str(temporary), "update": self.logical[ms].update_count}
+                self.crew.call(unit.devices, Message("checkpoint", fields), self.config.timeout_s)
+            checkpoint.complete(temporary, final, manifest, unfinished)
         return final
+
+    def _whole(self, model_stage: ModelStage) -> EMU:
+        """A unit whose workers all live."""
+        lost = self.units.devices - self.crew.started()
+        whole = self.units.without_devices(lost).of(model_stage)
+        if not whole:
+            devices = ", ".join(map(str, sorted(lost)))
+            raise TransitionError(f"no whole unit of {model_stage} is left, its state is lost with device {devices}")
+        return whole[0]
 
     # One step
 
@@ -297,3 +306,13 @@ class RLJob:
         devices = sorted(self.units.devices & self.crew.ready())
         replies = self.crew.call(devices, Message("memory", {"reset_peak": True}), self.config.timeout_s)
         return {device: int(reply.fields["peak_bytes"]) for device, reply in replies.items()}
+
+
+def realised(plan: Plan, units: EMUSet) -> Plan:
+    """The plan with the layouts and devices that exist; micro-batches and recompute modes stay as they are."""
+    assignments = []
+    for ms in units.model_stages:
+        mine = units.of(ms)
+        candidate = replace(plan.of(ms).candidate, layout=mine[0].layout, dp=len(mine))
+        assignments.append(Assignment(candidate, tuple(unit.devices for unit in mine)))
+    return Plan(tuple(assignments))

@@ -100,7 +100,7 @@ def _controlled(
         return control(job, executor, brain, recorders, state)
     except WorkerLostError as error:
         try:
-            path = job.checkpoint(frozenset({error.device}))
+            path = job.checkpoint()
         except NereusError as failed:
             raise WorkerLostError(error.device, f"{error.reason}; no checkpoint: {failed}") from error
         raise WorkerLostError(error.device, f"{error.reason}; checkpoint written to {path}") from error

@@ -42,6 +42,11 @@ class Wiring:
         for device in sorted(units.devices):
             self.crew.call((device,), Message("bind", {"groups": self._bindings(device)}), self.timeout_s)
 
+    def reset(self) -> None:
+        """Drop every group of every worker, for when some have lost theirs: all must be made again."""
+        self.crew.call(sorted(self.crew.ready()), Message("groups.reset"), self.timeout_s)
+        self.forget()
+
     def forget(self) -> None:
         """Workers have dropped every group: all must be made again."""
         self.names.clear()
