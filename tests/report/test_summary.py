@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nereus.controller.loop import run
-from nereus.core import Call, Decision, Keep, ModelSpec, Outcome, Split, TransitionDAG, Work, Workflow, codec, expand
+from nereus.core import (
+    Call,
+    Decision,
+    Keep,
+    Merge,
+    ModelSpec,
+    Outcome,
+    Split,
+    TransitionDAG,
+    Work,
+    Workflow,
+    codec,
+    expand,
+)
 from nereus.report.history import History
 from nereus.report.live import Live
 from nereus.report.summary import facts, render, speed_note, summarise
@@ -30,6 +44,8 @@ from tests.fakes import (
 
 NOW, TARGET = plan(0, 1), plan(0, 1, tp=2)
 CHANGE = proposal(NOW, TARGET, 0.8, 0.2, 0.1)
+MERGE = Merge("merge", expand(NOW).units[:1], expand(TARGET).units[:1], "all")
+MOVE = replace(CHANGE, dag=replace(CHANGE.dag, primitives=(MERGE,)))
 
 
 def recorded() -> History:
@@ -38,7 +54,7 @@ def recorded() -> History:
     job = ScriptedJob(
         [seen(step, [0, 1], elapsed_s=10.0 * step, call_s={"update_actor": 4.0}) for step in (1, 2, 3, 4)]
     )
-    decisions: list[Decision] = [Keep("no"), adapt(CHANGE, urgent=True), adapt(CHANGE)]
+    decisions: list[Decision] = [Keep("no"), adapt(MOVE, urgent=True), adapt(CHANGE)]
     run(job, ScriptedExecutor(seconds=0.5), ScriptedBrain(decisions), [history], state(NOW, 2))
     for step in range(1, 13):
         history.metrics(step, {"val/score": step / 12, "nereus/prediction_error": 0.1 if step % 2 else -0.3})
@@ -48,8 +64,8 @@ def recorded() -> History:
 def test_the_summary_counts_decisions_and_transitions() -> None:
     found = summarise(recorded())
     assert (found.urgent, found.opportunistic, found.kept, found.restarts) == (1, 1, 1, 0)
-    assert (found.steps, found.elapsed_s, found.transitions, found.transition_s) == (4, 40.0, 2, 1.0)
-    assert found.transition_share == pytest.approx(1 / 40)
+    assert (found.steps, found.elapsed_s, found.transitions, found.transition_s) == (4, 40.0, 1, 0.5)
+    assert found.transition_share == pytest.approx(0.5 / 40)
     assert len(found.decisions) == 3
 
 
@@ -85,7 +101,7 @@ def test_the_summary_can_be_printed_and_written_as_json() -> None:
     console.print(render(found))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "decisions: adapt urgent 1, adapt opportunistic 1, keep 1" in text
-    assert "transitions: 2, 1.00 s, 2.5% of the run" in text
+    assert "transitions that moved state: 1, 0.50 s, 1.2% of the run" in text
     assert json.loads(json.dumps(codec.encode(found)))["urgent"] == 1
 
 

@@ -21,8 +21,8 @@ MIN_SURPRISE = 0.25
 START_SPREAD = 0.0625
 """Variance after a single observation: nothing is yet known about its repeatability."""
 MEMORY_DECAY = 0.1
-MIN_MEMORY_SCALE = 0.5
-"""Peaks may be measured without everything that was predicted; what is predicted is never cut further than this."""
+MIN_MEMORY_SCALE = 1.0
+"""One plan that stays below its prediction says nothing of the terms that make another plan's peak."""
 TIMED_WITH = {"prefill": "decode", "forward": "backward"}
 """Classes that a job may time together with another: generation in one piece, an update's two passes."""
 _LIMITS = (1e-4, 1e4)

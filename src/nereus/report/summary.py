@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from nereus.core import Adapt, Cluster, Keep, Plan, Restart
+from nereus.controller.changes import changes
+from nereus.core import Adapt, Cluster, Decision, Keep, Plan, Restart
 from nereus.report.decision import line
 from nereus.report.history import History, Tick
 
@@ -25,6 +26,8 @@ class Period:
     first_step: int
     last_step: int
     plan: str
+    change: str
+    """What differs from the plan before; empty for the first."""
     devices: int
     measured_s: float | None
     predicted_s: float | None
@@ -68,7 +71,7 @@ class Summary:
 def summarise(history: History) -> Summary:
     """The summary of what was recorded."""
     ticks = history.ticks
-    outcomes = [tick.entry.outcome for tick in ticks if tick.entry.outcome is not None]
+    outcomes = [tick.entry.outcome for tick in ticks if tick.entry.outcome is not None and _moves(tick.entry.decision)]
     decided = [tick.entry for tick in ticks if tick.entry.triggers]
     adapted = [entry.decision for entry in decided if isinstance(entry.decision, Adapt)]
     errors = [abs(value) for _, value in history.series.get("nereus/prediction_error", ())]
@@ -101,11 +104,12 @@ def speed_note(cluster: Cluster) -> str:
 
 def render(summary: Summary) -> RenderableType:
     """The summary for a terminal."""
-    plans = Table("steps", "plan", "devices", "step s", "predicted s", title="plans over time", title_justify="left")
+    title = "plans over time (the first in full, then what changed)"
+    plans = Table("steps", "plan", "devices", "step s", "predicted s", title=title, title_justify="left")
     for period in summary.periods:
         plans.add_row(
             f"{period.first_step}-{period.last_step}",
-            escape(period.plan.replace("; ", "\n")),
+            escape((period.change or period.plan).replace("; ", "\n")),
             str(period.devices),
             _number(period.measured_s),
             _number(period.predicted_s),
@@ -119,7 +123,8 @@ def facts(summary: Summary) -> list[str]:
     lines = [
         f"steps: {summary.steps} in {summary.elapsed_s:.1f} s",
         f"decisions: {tally}" + (f", restart {summary.restarts}" if summary.restarts else ""),
-        f"transitions: {summary.transitions}, {summary.transition_s:.2f} s, {summary.transition_share:.1%} of the run",
+        f"transitions that moved state: {summary.transitions}, {summary.transition_s:.2f} s, "
+        f"{summary.transition_share:.1%} of the run",
     ]
     if summary.prediction_error is not None:
         lines.append(f"step time: predictions are off by {summary.prediction_error:.1%} on average")
@@ -140,14 +145,22 @@ def _periods(history: History) -> tuple[Period, ...]:
         runs[-1][1].append(tick)
     predicted = dict(history.series.get("nereus/predicted_step_s", ()))
     periods = []
+    before: Plan | None = None
     for plan, ticks in runs:
         steps = [tick.entry.boundary.step for tick in ticks]
         measured = [tick.entry.seen.step_s for tick in ticks if tick.entry.seen.step_s is not None]
         expected = [predicted[step] for step in steps if step in predicted]
+        change = "" if before is None else changes(before, plan)
         periods.append(
-            Period(steps[0], steps[-1], plan.describe(), len(plan.devices), _mean(measured), _mean(expected))
+            Period(steps[0], steps[-1], plan.describe(), change, len(plan.devices), _mean(measured), _mean(expected))
         )
+        before = plan
     return tuple(periods)
+
+
+def _moves(decision: Decision) -> bool:
+    """Whether a decision moved state, not only changed micro-batches or recompute modes."""
+    return isinstance(decision, Adapt) and bool(decision.proposal.dag.primitives)
 
 
 def _ends(history: History, name: str) -> Ends | None:
