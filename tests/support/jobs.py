@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from nereus.algorithms.grpo import Grpo
 from nereus.algorithms.ppo import Ppo
 from nereus.clusters.local import Local
 from nereus.core import (
-    Assignment,
-    Candidate,
     Head,
-    Layout,
     Lengths,
-    ModelStage,
+    Outcome,
     Plan,
     Workload,
 )
@@ -37,16 +33,18 @@ from nereus.trainer.job import RLJob
 from nereus.trainer.program import PROGRAM, Options
 from nereus.trainer.table import SampleTable
 from nereus.transition.compile import compile as compile_transition
+from tests.support.plans import Degrees as Degrees
+from tests.support.plans import plan_of as plan_of
 
 TIMEOUT_S = 60.0
+CAPACITY_BYTES = 1 << 30
 MAX_RESPONSE_TOKENS = 10
-
-Degrees = tuple[int, int, int, tuple[int, ...]]
-"""(tp, pp, dp, devices)."""
 
 
 def make_models(directory: Path, layers: int = 4) -> Path:
     """Random tiny Llama actor, reward model and critic."""
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification  # seconds, only here
+
     torch.manual_seed(7)
     sizes = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -99,25 +97,16 @@ def job_config(models: Path, algorithm: Algorithm | None = None, precision: str 
     )
 
 
-def plan_of(degrees: Mapping[str, Degrees], micro_batch: int = 2) -> Plan:
-    """A plan from `{"actor/training": (tp, pp, dp, devices), ...}`; units take consecutive devices."""
-    assignments = []
-    for name, (tp, pp, dp, devices) in degrees.items():
-        layout = Layout(tp, pp)
-        units = tuple(tuple(devices[i * layout.size : (i + 1) * layout.size]) for i in range(dp))
-        assignments.append(Assignment(Candidate(ModelStage.parse(name), layout, dp, micro_batch), units))
-    return Plan(tuple(assignments))
-
-
 @dataclass
 class Trained:
-    """What a short run did: ids and responses by step, logical parameters by model-stage, metrics by step."""
+    """A short run: ids and responses by step, logical parameters by model-stage, metrics by step, transitions."""
 
     sample_ids: list[list[int]] = field(default_factory=list)
     responses: list[list[list[int]]] = field(default_factory=list)
     parameters: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     metrics: list[dict[str, float]] = field(default_factory=list)
     primitives: set[str] = field(default_factory=set)
+    outcomes: list[Outcome] = field(default_factory=list)
 
 
 class ReplayedJob(RLJob):
@@ -135,17 +124,23 @@ class ReplayedJob(RLJob):
 
 @contextmanager
 def running(
-    config: JobConfig, plan: Plan, run_dir: Path, devices: int
+    config: JobConfig,
+    plan: Plan,
+    run_dir: Path,
+    devices: int,
+    capacity_bytes: int = CAPACITY_BYTES,
+    program: str = PROGRAM,
+    resume: Path | None = None,
 ) -> Iterator[tuple[ReplayedJob, TransitionExecutor]]:
-    """A loaded job on `devices` workers, and the executor of its transitions."""
+    """A loaded job on `devices` workers, and the executor of its transitions; `resume` is a checkpoint."""
     workflow = config.algorithm.workflow(config.specs)
-    limits = {device: DeviceSettings(1 << 30) for device in range(devices)}
-    with Crew(limits, PROGRAM, Options(config, workflow, schemas(workflow)), timeout_s=TIMEOUT_S) as crew:
+    limits = {device: DeviceSettings(capacity_bytes) for device in range(devices)}
+    with Crew(limits, program, Options(config, workflow, schemas(workflow)), timeout_s=config.timeout_s) as crew:
         crew.start(range(devices))
-        crew.wait_ready(range(devices), TIMEOUT_S)
-        job = ReplayedJob(config, workflow, crew, Local(devices, "1 GiB", oversubscribe=True), plan, run_dir)
-        job.load()
-        yield job, TransitionExecutor(crew, schemas(workflow), TIMEOUT_S)
+        crew.wait_ready(range(devices), config.timeout_s)
+        job = ReplayedJob(config, workflow, crew, Local(devices, capacity_bytes, oversubscribe=True), plan, run_dir)
+        job.load(resume)
+        yield job, TransitionExecutor(crew, schemas(workflow), config.timeout_s)
 
 
 def train(
@@ -154,10 +149,11 @@ def train(
     run_dir: Path,
     devices: int,
     replayed: Sequence[Sequence[Sequence[int]]] = (),
+    capacity_bytes: int = CAPACITY_BYTES,
 ) -> Trained:
     """Run the job under `plans[0]`; after step n change to `plans[n]` while there is one."""
     found = Trained()
-    with running(config, plans[0], run_dir, devices) as (job, executor):
+    with running(config, plans[0], run_dir, devices, capacity_bytes) as (job, executor):
         job.replayed = replayed
         known = schemas(job.workflow)
         for boundary in job.boundaries():
@@ -167,11 +163,12 @@ def train(
             found.metrics.append(dict(job.metrics))
             if boundary.step < len(plans):
                 goal = plans[boundary.step]
-                capacity = dict.fromkeys(range(devices), 1 << 30)
+                capacity = dict.fromkeys(range(devices), capacity_bytes)
                 dag = compile_transition(job.units, goal, known, capacity)
                 found.primitives |= {primitive.name for primitive in dag.primitives}
                 outcome = executor.execute(dag)
                 assert outcome.completed, outcome.error
+                found.outcomes.append(outcome)
                 job.adopt(outcome.units, goal)
         path = job.checkpoint()
     manifest = checkpoint.read_manifest(path)
