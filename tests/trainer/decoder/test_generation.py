@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -119,6 +121,31 @@ def test_finished_sequences_leave_the_cache() -> None:
     sampling = Sampling(12, greedy=True, stop_tokens=(free[0][3], free[2][8]))
     found = generate(case.decoder(Layout(), 0, 0, UnitGroups(), hooks=hooks), PROMPTS, IDS, sampling, 0)
     assert sizes == [sum(len(tokens) > step for tokens in found) for step in range(max(map(len, found)))]
+
+
+def test_the_cache_is_made_anew_for_a_block_of_tokens_and_not_when_a_sequence_leaves() -> None:
+    case, shapes = Case("llama"), []
+    sampling = Sampling(40, seed=3, stop_tokens=(0, 1))
+    hooks = Hooks(track=lambda name, tensor: shapes.append(tuple(tensor.shape)) if name == "kv_cache" else None)
+    found = generate(case.decoder(Layout(), 0, 0, UnitGroups(), hooks=hooks), PROMPTS, IDS, sampling, 0)
+    assert [len(tokens) for tokens in found] == [2, 19, 3, 14, 17]
+    # Full when the longest prompt's 7 columns have become 16. By then it has left, and 3 columns are nobody's.
+    made = [(shape[0], shape[2]) for shape in shapes[:: 2 * case.spec.layers]]
+    assert made == [(5, BLOCK_TOKENS), (3, BLOCK_TOKENS), (3, 2 * BLOCK_TOKENS)]
+
+
+def test_the_cache_is_free_when_generation_ends_without_a_garbage_collection() -> None:
+    stored: list[weakref.ref[torch.Tensor]] = []
+    hooks = Hooks(track=lambda name, tensor: stored.append(weakref.ref(tensor)) if name == "kv_cache" else None)
+    decoder = Case("llama").decoder(Layout(), 0, 0, UnitGroups(), hooks=hooks)
+    gc.disable()
+    try:
+        generate(decoder, PROMPTS, IDS, Sampling(5), 0)
+        alive = [reference() for reference in stored]
+    finally:
+        gc.enable()
+    assert stored
+    assert not any(tensor is not None for tensor in alive)
 
 
 def test_each_decode_step_is_paced() -> None:

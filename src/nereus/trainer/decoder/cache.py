@@ -1,11 +1,13 @@
 """The keys and values of sequences under generation, on one position.
 
 Sequences are aligned at the right: the newest token of every one stands in the same column, so that a decode step
-writes one column and reads a prefix. Storage grows in blocks of tokens and shrinks when sequences leave.
+writes one column and reads a prefix. Storage is made anew for each block of tokens, for the sequences and columns
+still in use; in between, the last sequences take the places of those that left.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +24,7 @@ class KVCache:
     def __init__(self, decoder: Decoder, prompt_lengths: torch.Tensor) -> None:
         self._decoder = decoder
         self._layers = [_LayerCache(self) for _ in decoder.layers]
+        self.sequences = len(prompt_lengths)
         self.columns = int(prompt_lengths.max())
         self.padding = self.columns - prompt_lengths
         self.capacity = _blocks(self.columns)
@@ -39,28 +42,41 @@ class KVCache:
 
     def advance(self) -> None:
         """Make room for one more token of every sequence."""
+        if self.columns == self.capacity:
+            self._renew()
         self.columns += 1
-        if self.columns > self.capacity:
-            self.capacity = _blocks(self.columns)
-            for layer in self._layers:
-                layer.resize(slice(None), 0, self.columns - 1)
-            self._update_mask()
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Keep these sequences alone, and only the columns that one of them uses."""
-        self.padding = self.padding[rows]
+    def keep(self, staying: Sequence[int]) -> list[int]:
+        """Keep the sequences at these places (ascending) alone; returns the former place of each one in its new order.
+
+        Whole rows are copied only into the places of sequences that left, since some leave at almost every step.
+        """
+        self.sequences = len(staying)
+        here = sum(place < self.sequences for place in staying)
+        order = list(range(self.sequences))
+        gaps, last = sorted(set(order) - set(staying)), staying[here:]
+        for gap, place in zip(gaps, last, strict=True):
+            order[gap] = place
+        for layer in self._layers:
+            layer.fill_gaps(gaps, last, self.columns)
+        self.padding = self.padding[order]
+        self._update_mask()
+        return order
+
+    def _renew(self) -> None:
+        """Storage with room for another token, without the sequences that left and the columns that none uses."""
         unused = int(self.padding.min())
         self.padding = self.padding - unused
         self.columns -= unused
-        self.capacity = _blocks(self.columns)
+        self.capacity = _blocks(self.columns + 1)
         for layer in self._layers:
-            layer.resize(rows, unused, self.columns)
+            layer.renew(unused)
         self._update_mask()
 
-    def allocate(self, sequences: int) -> torch.Tensor:
+    def allocate(self) -> torch.Tensor:
         """Storage of one layer's keys or values."""
         spec, decoder = self._decoder.spec, self._decoder
-        shape = (sequences, decoder.kv_heads, self.capacity, spec.head_dim)
+        shape = (self.sequences, decoder.kv_heads, self.capacity, spec.head_dim)
         storage = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         decoder.hooks.track("kv_cache", storage)
         return storage
@@ -80,7 +96,7 @@ class _LayerCache:
     """One layer's keys and values."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
+        self._cache = weakref.proxy(cache)  # no cycle: the memory is free as soon as the generation ends
         self._keys = self._values = torch.empty(0)
 
     def fill(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -91,27 +107,31 @@ class _LayerCache:
     def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Add one token of every sequence and attend to all; query heads of a KV head go as its query positions."""
         used = self._cache.columns
-        self._keys[:, :, used - 1 : used].copy_(k)
-        self._values[:, :, used - 1 : used].copy_(v)
-        grouped = q.reshape(len(q), self._keys.shape[1], -1, q.shape[-1])
-        mixed = functional.scaled_dot_product_attention(
-            grouped, self._keys[:, :, :used], self._values[:, :, :used], attn_mask=self._cache.mask
-        )
+        keys, values = (storage[: len(q), :, :used] for storage in (self._keys, self._values))
+        keys[:, :, -1:].copy_(k)
+        values[:, :, -1:].copy_(v)
+        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])
+        mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._cache.mask)
         return mixed.reshape(q.shape)
 
-    def resize(self, rows: torch.Tensor | slice, start: int, columns: int) -> None:
-        """New storage with `rows` of the old and its columns from `start` on; `columns` of them are in use."""
-        self._keys = self._moved(self._keys[rows], start, columns)
-        self._values = self._moved(self._values[rows], start, columns)
+    def fill_gaps(self, gaps: Sequence[int], last: Sequence[int], columns: int) -> None:
+        """Copy the columns in use of the rows `last` into the rows `gaps`."""
+        for storage in (self._keys, self._values):
+            for gap, row in zip(gaps, last, strict=True):
+                storage[gap, :, :columns].copy_(storage[row, :, :columns])
 
-    def _moved(self, old: torch.Tensor, start: int, columns: int) -> torch.Tensor:
-        new = self._cache.allocate(len(old))
-        new[:, :, :columns].copy_(old[:, :, start : start + columns])
+    def renew(self, start: int) -> None:
+        """New storage with the sequences in use and their columns from `start` on."""
+        self._keys, self._values = self._moved(self._keys, start), self._moved(self._values, start)
+
+    def _moved(self, old: torch.Tensor, start: int) -> torch.Tensor:
+        new, columns = self._cache.allocate(), self._cache.columns
+        new[:, :, :columns].copy_(old[: len(new), :, start : start + columns])
         return new
 
     def _aligned(self, x: torch.Tensor) -> torch.Tensor:
         cache = self._cache
-        storage = cache.allocate(len(x))
+        storage = cache.allocate()
         # Columns left of a sequence repeat its first token: finite, and masked.
         source = (torch.arange(cache.columns, device=x.device) - cache.padding.unsqueeze(1)).clamp_(min=0)
         index = source[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])

@@ -38,7 +38,7 @@ def generate(
 
 
 class _Batch:
-    """Sequences that started together. `alive` are the rows still in the cache, in order."""
+    """Sequences that started together. `alive` are the rows still in the cache, in its order."""
 
     def __init__(
         self,
@@ -98,11 +98,9 @@ class _Batch:
                 staying.append(place)
         if len(staying) == len(self._alive):
             return tokens
-        self._alive = [self._alive[place] for place in staying]
-        kept = torch.tensor(staying, dtype=torch.int64, device=tokens.device)
-        if staying:
-            self._cache.keep(kept)
-        return tokens[kept]
+        order = self._cache.keep(staying) if staying else []
+        self._alive = [self._alive[place] for place in order]
+        return tokens[order]
 
     def _input(self, tokens: torch.Tensor) -> torch.Tensor:
         decoder = self._decoder

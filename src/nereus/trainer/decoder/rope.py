@@ -10,7 +10,7 @@ from nereus.core import ModelSpec, RopeScaling
 
 
 class RotaryTable:
-    """Cosines and sines by position, grown on demand. Kept in the wide dtype (D5.9)."""
+    """Cosines and sines by position, grown on demand, as `rotate` wants them. Kept in the wide dtype (D5.9)."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
         exponents = torch.arange(0, spec.head_dim, 2, dtype=dtype, device=device) / spec.head_dim
@@ -20,13 +20,13 @@ class RotaryTable:
         self._cos = self._sin = self._frequencies.new_empty(0, 0)
 
     def up_to(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of positions 0 to length - 1, each [length, 1, head_dim / 2]."""
+        """(cos, sin) of positions 0 to length - 1, each [length, 1, head_dim]."""
         if length > self._cos.shape[0]:
             self._grow(max(length, 2 * self._cos.shape[0]))
         return self._cos[:length], self._sin[:length]
 
     def at(self, positions: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of one position a sequence, all below `limit`; each [b, 1, 1, head_dim / 2]."""
+        """(cos, sin) of one position a sequence, all below `limit`; each [b, 1, 1, head_dim]."""
         cos, sin = self.up_to(limit)
         return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
 
@@ -35,13 +35,15 @@ class RotaryTable:
     def _grow(self, length: int) -> None:
         positions = torch.arange(length, dtype=self._frequencies.dtype, device=self._frequencies.device)
         angles = (positions.unsqueeze(1) * self._frequencies).unsqueeze(1)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos(), angles.sin()
+        self._cos, self._sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate [b, L, heads, head_dim] by its positions, in the dtype of the table; returns the dtype of `x`."""
-    left, right = x.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+    wide = x.to(cos.dtype)
+    left, right = wide.chunk(2, dim=-1)
+    return torch.addcmul(wide * cos, torch.cat((right, left), dim=-1), sin).to(x.dtype)
 
 
 def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
