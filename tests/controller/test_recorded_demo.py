@@ -69,10 +69,7 @@ def test_the_run_shows_what_the_demo_is_for(recording: Recording) -> None:
     primitives = {primitive.name for decision in adapted for primitive in decision.proposal.dag.primitives}
     assert {"Extend", "Destroy"} <= primitives
     plans = [recording.state.plan, *(decision.proposal.plan for decision in adapted)]
-    layouts: list[tuple[Layout, ...]] = [
-        tuple(plan.of(ms).candidate.layout for ms in plan.model_stages) for plan in plans
-    ]
-    assert len(set(layouts)) > 1
+    assert len({tuple(plan.of(ms).candidate.layout for ms in plan.model_stages) for plan in plans}) > 1
     assert recording.entries[-1].boundary.step >= 60
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.trainer.config import JobConfig
 from nereus.trainer.dispatch import Replies, Routine
-from nereus.trainer.table import Array, SampleTable, align, mini_batches, shares
+from nereus.trainer.table import Array, SampleTable, align, mini_batches, padded, ragged, shares
 
 LOSS_COLUMNS = ("advantages", "returns")
 
@@ -86,40 +86,33 @@ class Calls:
         return {device: replies[ticket] for ticket, device in tickets.items()}
 
     def _generate(self, call: Call, table: SampleTable) -> Routine:
-        units = self.units(call.model_stage)
         greedy = "greedy_responses" in call.writes
-        rows = [part for part in shares(table.samples, len(units))]
-        sequences = yield from self.generate(
-            call, units, [table.tokens("prompt", part) for part in rows], [table.sample_ids[part] for part in rows],
-            table.step, greedy,
-        )  # fmt: skip
+        prompts = table.tokens("prompt", np.arange(table.samples))
+        sequences = yield from self.generate(call, prompts, table.sample_ids, table.step, greedy)
         table.set_tokens("greedy_response" if greedy else "response", sequences)
         table.done.add(call.name)
 
     def generate(
         self,
         call: Call,
-        units: Sequence[EMU],
-        prompts: Sequence[list[list[int]]],
-        sample_ids: Sequence[Array],
+        prompts: Sequence[Sequence[int]],
+        sample_ids: Array,
         step: int,
-        greedy: bool,
+        greedy: bool = False,
         seed: int | None = None,
-    ) -> Any:
-        """A routine that returns the responses of all shares in order. `prompts` and `sample_ids` are by unit."""
+    ) -> Generator[Collection[int], Replies, list[list[int]]]:
+        """A routine that returns one response for each prompt, in order."""
+        units = self.units(call.model_stage)
+        tokens, lengths = padded(prompts)
+        used = [(unit, rows) for unit, rows in zip(units, shares(len(prompts), len(units)), strict=True) if len(rows)]
         tickets: dict[int, int] = {}
-        used = [(u, p, ids) for u, p, ids in zip(units, prompts, sample_ids, strict=True) if len(p)]
-        for unit, prompt, ids in used:
-            fields = self._fields(call, unit, prompts=prompt, step=step, greedy=greedy, seed=seed)
-            tickets |= self._submit(unit, Message("generate", fields, {"sample_ids": np.asarray(ids, dtype=np.int64)}))
+        for unit, rows in used:
+            fields = self._fields(call, unit, step=step, greedy=greedy, seed=seed)
+            arrays = {"prompt_tokens": tokens[rows], "prompt_lengths": lengths[rows], "sample_ids": sample_ids[rows]}
+            tickets |= self._submit(unit, Message("generate", fields, arrays))
         replies = self._take(call, tickets, (yield tickets))
-        return [
-            list(map(int, tokens[:length]))
-            for unit, _, _ in used
-            for tokens, length in zip(
-                replies[unit.entry_device].arrays["tokens"], replies[unit.entry_device].arrays["lengths"], strict=True
-            )
-        ]
+        found = [replies[unit.entry_device].arrays for unit, _ in used]
+        return [sequence for arrays in found for sequence in ragged(arrays["tokens"], arrays["lengths"])]
 
     def _token_arrays(self, call: Call, table: SampleTable, rows: Array) -> dict[str, Array]:
         prefix = "response" if "responses" in call.reads else "greedy_response"

@@ -35,7 +35,7 @@ from nereus.engine.crew import Crew
 from nereus.trainer import checkpoint, dispatch, measure
 from nereus.trainer.calls import Accounts, Calls
 from nereus.trainer.config import JobConfig
-from nereus.trainer.table import SampleTable, shares
+from nereus.trainer.table import SampleTable
 from nereus.trainer.wiring import Wiring
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ class RLJob:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """At a boundary nothing is in flight."""
+        """At a boundary nothing is in flight; what workers built around their positions would keep them in memory."""
+        self.crew.call(sorted(self.units.devices), Message("rest"), self.config.timeout_s)
         yield
 
     def adopt(self, units: EMUSet, plan: Plan | None = None) -> None:
@@ -289,14 +290,13 @@ class RLJob:
         call = next(call for call in self.workflow.calls if call.model_stage.stage is Stage.GENERATION)
         held_out = self.config.task.held_out()
         prompts = [held_out[index % len(held_out)] for index in range(self.config.evaluate_samples)]
-        units = self.units.of(call.model_stage)
-        rows = shares(len(prompts), len(units))
         calls = Calls(self.config, self.crew, self.plan, self.units.of, self.logical, Accounts())
         result: list[list[int]] = []
 
         def routine() -> dispatch.Routine:
-            tokens = [[list(prompts[row].tokens) for row in part] for part in rows]
-            result.extend((yield from calls.generate(call, units, tokens, rows, 0, False, EVALUATION_SEED)))
+            ids = np.arange(len(prompts), dtype=np.int64)
+            tokens = [prompt.tokens for prompt in prompts]
+            result.extend((yield from calls.generate(call, tokens, ids, step=0, seed=EVALUATION_SEED)))
 
         devices = self._devices(call.model_stage)
         dispatch.run(self.crew, [dispatch.Task("evaluate", devices, frozenset(), routine)], self.config.timeout_s)

@@ -27,7 +27,7 @@ from nereus.trainer.decoder.model import Decoder
 from nereus.trainer.decoder.parallel import Hooks, UnitGroups
 from nereus.trainer.decoder.sampling import Sampling
 from nereus.trainer.micro import micro_batches
-from nereus.trainer.table import padded
+from nereus.trainer.table import padded, ragged
 from nereus.transition.routes import aliased, local_copies, routes
 
 PROGRAM = "nereus.trainer.program.TrainerProgram"
@@ -74,6 +74,7 @@ class TrainerProgram:
             "load": self._load,
             "unload": self._unload,
             "bind": self._bind,
+            "rest": self._rest,
             "generate": self._generate,
             "forward": self._forward,
             "update.prepare": self._prepare,
@@ -108,6 +109,10 @@ class TrainerProgram:
     def _bind(self, message: Message) -> None:
         """Learn which groups serve which axis; what was built around old positions is let go."""
         self._groups = dict(message.fields["groups"])
+        self._forget()
+
+    def _rest(self, _: Message) -> None:
+        """Let go of what was built around positions, before they change."""
         self._forget()
 
     def _forget(self) -> None:
@@ -156,10 +161,11 @@ class TrainerProgram:
             masked_tokens=self._config.task.masked_tokens,
             seed=self._config.seed if fields["seed"] is None else fields["seed"],
         )
-        ids = [int(index) for index in message.arrays["sample_ids"]]
+        prompts = ragged(message.arrays["prompt_tokens"], message.arrays["prompt_lengths"])
+        ids = message.arrays["sample_ids"].tolist()
         waves = fields["micro_batch"] if fields["kv_bytes"] else None
         decoder = self._decoder(unit.model_stage)
-        responses = generate(decoder, fields["prompts"], ids, sampling, fields["step"], waves)
+        responses = generate(decoder, prompts, ids, sampling, fields["step"], waves)
         if unit.entry_device != self._worker.device:
             return self._reply()
         tokens, lengths = padded(responses)

@@ -39,9 +39,7 @@ class SampleTable:
 
     def tokens(self, name: str, rows: Array) -> list[list[int]]:
         """The ragged sequences of some rows."""
-        lengths = self.columns[f"{name}_lengths"][rows]
-        block = self.columns[f"{name}_tokens"][rows]
-        return [list(map(int, row[:length])) for row, length in zip(block, lengths, strict=True)]
+        return ragged(self.columns[f"{name}_tokens"][rows], self.columns[f"{name}_lengths"][rows])
 
     def mask(self) -> NDArray[np.float64]:
         """1 where a response token stands, shape (samples, longest response)."""
@@ -60,6 +58,11 @@ def padded(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = sequence
     return tokens, lengths
+
+
+def ragged(tokens: Array, lengths: Array) -> list[list[int]]:
+    """What `padded` was given."""
+    return [row[:length].tolist() for row, length in zip(tokens, lengths.tolist(), strict=True)]
 
 
 def shares(count: int, parts: int) -> list[NDArray[np.int64]]:
