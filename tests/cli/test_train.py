@@ -1,13 +1,16 @@
-"""`nereus train` on real processes: what a run leaves behind, Ctrl-C, and going on from it on a smaller pool."""
+"""`nereus train` on real processes: what a run leaves behind, Ctrl-C and going on elsewhere, a killed worker."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,14 @@ from tests.settings.files import job
 
 COMMAND = [sys.executable, "-c", "from nereus.cli import main; main()"]
 DEADLINE_S = 100
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the command keeps its temporary files and sockets. Not below tmp_path: socket names must be short."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -52,6 +63,23 @@ def left_running(session: int) -> bool:
     return True
 
 
+def workers(coordinator: int) -> list[int]:
+    """Process ids of the workers: what the fork server, the coordinator's child, has forked."""
+
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    family = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if in_session(pid, coordinator)]
+    return [pid for pid in family if pid != coordinator and parent(pid) not in (coordinator, os.getpid())]
+
+
+def in_session(pid: int, session: int) -> bool:
+    try:
+        return os.getsid(pid) == session
+    except ProcessLookupError:
+        return False
+
+
 def wait_for_steps(run: Path, steps: int, process: subprocess.Popen[str]) -> None:
     metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + DEADLINE_S
@@ -64,7 +92,7 @@ def wait_for_steps(run: Path, steps: int, process: subprocess.Popen[str]) -> Non
 
 @pytest.mark.processes
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path: Path, scratch: Path) -> None:
     path, run = job(tmp_path), tmp_path / "runs" / "job"
     process = start(tmp_path, "train", path, "--set", "run.steps=200")
     try:
@@ -76,6 +104,8 @@ def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path
     assert f"resume with: nereus train --resume {run.relative_to(tmp_path)}" in out
     assert "Traceback" not in err
     assert not left_running(process.pid)
+    assert not list(scratch.iterdir())
+    assert not list(run.rglob("*.part"))
     assert resolve(run / "settings.yaml") == resolve(path, ["run.steps=200"])
     for name in ("decisions.jsonl", "metrics.jsonl", "trace.json", "plans/step-0.json", "actor/config.json"):
         assert (run / name).exists(), name
@@ -91,6 +121,29 @@ def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path
     assert metrics["step"] == done + 1
     assert metrics["nereus/devices"] <= 2
     assert not left_running(resumed.pid)
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers through /proc")
+def test_a_killed_worker_ends_the_run_with_its_name_and_nothing_left(tmp_path: Path, scratch: Path) -> None:
+    run = tmp_path / "runs" / "job"
+    process = start(tmp_path, "train", job(tmp_path), "--set", "run.steps=200", "--set", "cluster.devices=2")
+    try:
+        wait_for_steps(run, 1, process)
+        os.kill(workers(process.pid)[0], signal.SIGKILL)
+    finally:
+        _, err = finish(process)
+    said = " ".join(err.split())
+    assert process.returncode == 1, err
+    assert re.search(r"worker of device \d is lost: process \d+ was ended by SIGKILL", said)
+    written = re.search(r"checkpoint written to (\S+)", said)
+    assert written or "no checkpoint: no whole unit of" in said
+    assert "Traceback" not in err
+    assert not left_running(process.pid)
+    assert not list(scratch.iterdir())
+    assert not list(run.rglob("*.part"))
 
 
 def test_a_second_run_gets_a_directory_of_its_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ exact in every dtype and never zero, so padding, swapped shards and swapped kind
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ from nereus.core import EMU, Kind, StateSchema, TensorSpec
 
 _DTYPES = {"fp64": "f8", "fp32": "f4", "fp16": "f2", "bf16": "u2", "int64": "i8"}
 _PERIOD = {"fp64": 2**40 - 87, "fp32": 2**23 - 15, "fp16": 2039, "bf16": 65521, "int64": 2**40 - 87}
+Values = Callable[[StateSchema, TensorSpec, Kind], np.ndarray[Any, Any]]
 _BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8}
 
 
@@ -33,14 +34,16 @@ def _values(key: str, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any
     return values.astype(_DTYPES[dtype]).reshape(shape)
 
 
-def cut(schema: StateSchema, unit: EMU, device: int) -> dict[tuple[str, Kind], np.ndarray[Any, Any]]:
-    """The local shards of `device` in `unit`, zero padding included."""
+def cut(
+    schema: StateSchema, unit: EMU, device: int, whole: Values = logical
+) -> dict[tuple[str, Kind], np.ndarray[Any, Any]]:
+    """The local shards of `device` in `unit`, zero padding included; `whole` gives the logical tensors."""
     found: dict[tuple[str, Kind], np.ndarray[Any, Any]] = {}
     for tensor in _held(schema, unit, device):
         rows, pad = _rows(tensor, unit, device)
         dim = tensor.cut.dim or 0
         for kind in schema.dtypes:
-            local = np.take(logical(schema, tensor, kind), rows, axis=dim)
+            local = np.take(whole(schema, tensor, kind), rows, axis=dim)
             zeros = np.zeros([pad if axis == dim else size for axis, size in enumerate(local.shape)], local.dtype)
             found[tensor.name, kind] = np.concatenate([local, zeros], axis=dim)
     return found

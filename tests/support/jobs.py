@@ -166,10 +166,11 @@ def train(
                 capacity = dict.fromkeys(range(devices), capacity_bytes)
                 dag = compile_transition(job.units, goal, known, capacity)
                 found.primitives |= {primitive.name for primitive in dag.primitives}
-                outcome = executor.execute(dag)
-                assert outcome.completed, outcome.error
-                found.outcomes.append(outcome)
-                job.adopt(outcome.units, goal)
+                with job.paused():
+                    outcome = executor.execute(dag)
+                    assert outcome.completed, outcome.error
+                    found.outcomes.append(outcome)
+                    job.adopt(outcome.units, goal)
         path = job.checkpoint()
     manifest = checkpoint.read_manifest(path)
     for ms, unit in manifest.units.items():

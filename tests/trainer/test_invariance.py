@@ -12,24 +12,12 @@ from nereus.algorithms.ppo import Ppo
 from nereus.algorithms.remax import Remax
 from nereus.core import Plan
 from nereus.core.ports import Algorithm
-from tests.support.jobs import Degrees, Trained, job_config, largest_difference, make_models, plan_of, train
+from tests.support.jobs import Trained, job_config, largest_difference, make_models, train
+from tests.support.plans import Degrees, plan_of
+from tests.trainer.plans import ALONE, SPREAD
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-ALONE: dict[str, Degrees] = {
-    "actor/generation": (1, 1, 1, (0,)),
-    "reference/inference": (1, 1, 1, (0,)),
-    "reward/inference": (1, 1, 1, (0,)),
-    "actor/training": (1, 1, 1, (0,)),
-    "critic/training": (1, 1, 1, (0,)),
-}
-SPREAD: dict[str, Degrees] = {
-    "actor/generation": (2, 1, 2, (0, 1, 2, 3)),
-    "reference/inference": (1, 2, 1, (0, 1)),
-    "reward/inference": (2, 1, 1, (2, 3)),
-    "actor/training": (2, 2, 1, (0, 1, 2, 3)),
-    "critic/training": (1, 1, 3, (1, 2, 3)),
-}
 CHANGES: tuple[dict[str, Degrees], ...] = (
     ALONE,
     SPREAD,  # growth to four devices
