@@ -1,0 +1,1 @@
+"""Measurements on real processes, each a command of its own."""

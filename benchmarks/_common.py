@@ -53,7 +53,9 @@ class FixedLength:
 
 
 @contextmanager
-def running(config: JobConfig, source: Local, plan: Plan, run_dir: Path) -> Iterator[tuple[RLJob, TransitionExecutor]]:
+def running(
+    config: JobConfig, source: Local, plan: Plan, run_dir: Path, kind: type[RLJob] = RLJob
+) -> Iterator[tuple[RLJob, TransitionExecutor]]:
     """A loaded job on one worker per device of `source`, and the executor of its transitions."""
     workflow, cluster = config.algorithm.workflow(config.specs), source.cluster()
     known = schemas(workflow)
@@ -63,6 +65,6 @@ def running(config: JobConfig, source: Local, plan: Plan, run_dir: Path) -> Iter
     with Crew(limits, PROGRAM, Options(config, workflow, known), timeout_s=config.timeout_s) as crew:
         crew.start(cluster.ids)
         crew.wait_ready(cluster.ids, config.timeout_s)
-        job = RLJob(config, workflow, crew, source, plan, run_dir)
+        job = kind(config, workflow, crew, source, plan, run_dir)
         job.load()
         yield job, TransitionExecutor(crew, known, config.timeout_s)

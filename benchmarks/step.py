@@ -203,8 +203,8 @@ def measure(repeats: int) -> dict[str, Any]:
 def report(found: dict[str, Any]) -> str:
     """The comparison as a table."""
     lines = [
-        f"{found['parameters'] / 1e6:.1f} M parameters, fp32, batch {BATCH}, {PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens, "
-        f"one thread, medians of {found['repeats']}",
+        f"{found['parameters'] / 1e6:.1f} M parameters, fp32, batch {BATCH}, "
+        f"{PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens, one thread, medians of {found['repeats']}",
         f"{'tokens/s':<12}{'by':<10}{'nereus':>8}{'transformers':>14}{'ratio':>8}",
     ]
     for name, clocks in found["tokens_per_s"].items():
