@@ -59,4 +59,104 @@ TASKS = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS
+SHARDS = "tests/properties/test_transitions.py::test_every_shard_equals_the_oracle_and_nothing_moves_twice[0]"
+
+TRANSITIONS = (
+    Mutation(
+        "swap two routes",
+        "transition/flows.py",
+        "    return tuple(tuple(entries) for entries in found)",
+        """    for entries in found:
+        if len(entries) > 1:
+            (a, b), cut = entries[:2], lambda f: (f.tensors, f.row_elements, f.start, f.stop, f.source)
+            entries[:2] = [Flow(*cut(a), b.target), Flow(*cut(b), a.target)]
+    return tuple(tuple(entries) for entries in found)""",
+        SHARDS,
+    ),
+    Mutation(
+        "drop exp_avg_sq from what moves",
+        "transition/routes.py",
+        "for kind in (schema.dtypes if kinds is None else kinds)}",
+        "for kind in (schema.dtypes if kinds is None else kinds) if kind != Kind.EXP_AVG_SQ}",
+        SHARDS,
+    ),
+    Mutation(
+        "drop exp_avg_sq from what is copied on a device",
+        "transition/routes.py",
+        "        for kind, dtype in schema.dtypes.items():\n            size",
+        "        for kind, dtype in list(schema.dtypes.items())[:3]:\n            size",
+        SHARDS,
+    ),
+    Mutation(
+        "send the next tp rank's shard",
+        "transition/flows.py",
+        "owned = {device: region for unit in job.sources for device, region in members.regions(unit).items()}",
+        "owned = {unit.devices[unit.devices.index(device) - 1]: region "
+        "for unit in job.sources for device, region in members.regions(unit).items()}",
+        SHARDS,
+    ),
+    Mutation(
+        "free the old position before the commit",
+        "engine/positions.py",
+        "        self._pending[group, unit] = position\n",
+        "        self._pending[group, unit] = position\n        self._release(base) if base is not None else None\n",
+        "tests/engine/test_positions.py::test_abort_lets_go_of_what_is_pending_alone",
+    ),
+    Mutation(
+        "destroy a unit before what reads it has committed",
+        "engine/executor.py",
+        "free = free and {groups[name] for name in needed if name in groups} <= self.committed",
+        "pass",
+        "tests/engine/test_executor.py::test_a_destroy_waits_for_the_commit_of_what_reads_its_unit",
+    ),
+)
+
+TRAINER = (
+    Mutation(
+        "skip one sample id of a job",
+        "trainer/job.py",
+        "ids = np.arange(self.position, self.position + work.sequences, dtype=np.int64)",
+        "ids = np.arange(self.position, self.position + work.sequences, dtype=np.int64) + (self.step > 0)",
+        "tests/trainer/test_job.py::test_sample_ids_are_used_once_each_and_in_order",
+    ),
+    Mutation(
+        "divide a loss by the count of the unit's own share",
+        "trainer/calls.py",
+        "scale=scale, update=count",
+        "scale=scale * len(rows) / len(mine), update=count",
+        "tests/trainer/test_calls.py::test_every_unit_is_told_the_scale_of_the_whole_mini_batch",
+    ),
+    Mutation(
+        "count a mini-batch only when its commit is confirmed",
+        "trainer/calls.py",
+        """        table.updates[call.name] = number + 1
+        tickets = {}
+        for unit in units:
+            tickets |= self._submit(unit, Message("update.commit", {"call": call.name, "unit": unit, "update": count}))
+        self._take(call, tickets, (yield tickets))
+""",
+        """        tickets = {}
+        for unit in units:
+            tickets |= self._submit(unit, Message("update.commit", {"call": call.name, "unit": unit, "update": count}))
+        self._take(call, tickets, (yield tickets))
+        table.updates[call.name] = number + 1
+""",
+        "tests/trainer/test_calls.py::test_an_update_counts_from_its_commit_on_even_if_nobody_confirms_it",
+    ),
+    Mutation(
+        "read the moments of a checkpoint from its parameters",
+        "trainer/checkpoint.py",
+        'get_slice(f"{kind}/{tensor.name}")',
+        "get_slice(f\"{Kind.MASTER if kind.startswith('exp') else kind}/{tensor.name}\")",
+        "tests/trainer/test_checkpoint.py::test_what_one_layout_wrote_every_other_layout_reads[scalar]",
+    ),
+    Mutation(
+        "keep the groups after a transition that stopped",
+        "trainer/job.py",
+        "            self._wiring.reset()\n",
+        "",
+        "tests/trainer/test_job.py::test_a_stopped_transition_makes_every_group_again_for_the_units_that_are_left",
+    ),
+)
+
+MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + TRAINER
