@@ -142,8 +142,17 @@ def _export(config: JobConfig, path: Path, run_dir: Path) -> Path | None:
         target = run_dir / "actor"
         shutil.rmtree(target, ignore_errors=True)  # a resumed run replaces what it wrote before
         hf.write(target, family_of(spec).config(spec), checkpoint.parameters(path, unit, found))
+        _copy_tokenizer(Path(config.models["actor"].path), target)
         return target
     return None
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    """What a model directory holds beside its config and weights."""
+    for file in source.iterdir():
+        weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
+        if file.is_file() and not weights and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)
 
 
 def _save_calibration(run_dir: Path, state: ControllerState) -> None:
