@@ -92,9 +92,9 @@ def tally(name: str, wall_s: float, history: History) -> Run:
     return Run(name, wall_s, summarise(history), reshaped, kinds.count("Extend"), kinds.count("Destroy"))
 
 
-def run(name: str, seed: int, overrides: Sequence[str]) -> Run:
-    """Build the seed's models unless they exist, train, read the record."""
-    models, run_dir = ROOT / "build" / f"tiny-{seed}", ROOT / "runs" / f"demo-seeds-{time.time_ns()}-{name}"
+def run(name: str, seed: int, overrides: Sequence[str], folder: Path) -> Run | None:
+    """Build the seed's models unless they exist, train, read the record. None when the run failed."""
+    models, run_dir = ROOT / "build" / f"tiny-{seed}", folder / name
     builder = [
         sys.executable,
         str(ROOT / "examples" / "make_tiny_models.py"),
@@ -108,7 +108,10 @@ def run(name: str, seed: int, overrides: Sequence[str]) -> Run:
     sets = [f"{key}={value}" for key, value in settings.items()] + list(overrides)
     command = [str(Path(sys.executable).with_name("nereus")), "train", str(JOB)]
     began_s = time.monotonic()
-    subprocess.run([*command, *(part for each in sets for part in ("--set", each))], check=True)
+    ended = subprocess.run([*command, *(part for each in sets for part in ("--set", each))], check=False)
+    if ended.returncode:
+        print(f"{name}: ended with exit code {ended.returncode}", flush=True)
+        return None
     return tally(name, time.monotonic() - began_s, history_of(run_dir))
 
 
@@ -159,12 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    planned = [(f"seed {seed}", seed, options.overrides) for seed in options.seeds]
-    planned.append((f"seed {options.seeds[0]}, never", options.seeds[0], [*options.overrides, "admission.use=never"]))
+    folder = ROOT / "runs" / f"demo_seeds-{time.strftime('%Y%m%d-%H%M%S')}"
+    planned = [(f"seed-{seed}", seed, options.overrides) for seed in options.seeds]
+    planned.append((f"seed-{options.seeds[0]}-never", options.seeds[0], [*options.overrides, "admission.use=never"]))
     runs: list[Run] = []
     for name, seed, overrides in planned:
-        runs.append(run(name, seed, overrides))
-        print(table(runs), flush=True)
+        made = run(name, seed, overrides, folder)
+        if made is not None:
+            runs.append(made)
+            print(table(runs), flush=True)
+    if len(runs) < len(planned):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from benchmarks.demo_seeds import Run, table
+
 from nereus.report.summary import Ends, Summary
 
 GOOD = Run(

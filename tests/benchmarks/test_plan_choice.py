@@ -7,8 +7,8 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.plan_choice import CAPACITY, DEVICES, SPEED, every_plan, identity, job_config
+
 from nereus.clusters.local import Local
 from nereus.core import Plan
 from nereus.planning.problem import Problem
