@@ -26,7 +26,7 @@ from nereus.core import (
 )
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
-from nereus.engine.executor import TransitionExecutor, _Progress
+from nereus.engine.executor import TransitionExecutor, _one_layout, _Progress
 from nereus.engine.worker import DeviceSettings
 from nereus.transition.compile import connect
 from nereus.transition.fit import fit, stored_bytes
@@ -260,3 +260,10 @@ def test_a_destroy_waits_for_the_commit_of_what_reads_its_unit() -> None:
     assert progress.committable() == ["a"]
     progress.committed.add("a")
     assert [p.id for p in progress.startable()] == ["z"]
+
+
+def test_units_that_are_left_have_one_layout_for_each_model_stage() -> None:
+    wide, narrow = units(TRAINING, Layout(2), (0, 1)), units(TRAINING, Layout(1), (2,), (3,), (4,))
+    scored = units(INFERENCE, Layout(1), (0,))
+    assert _one_layout((*wide, *scored, *narrow)) == (*scored, *narrow), "three devices do more than two"
+    assert _one_layout((*wide, *narrow[:2])) == tuple(wide), "the first of equals"
