@@ -63,6 +63,16 @@ def test_large_messages_both_ways_at_once_do_not_block_each_other(crew: Crew) ->
     assert len(crew.wait(tickets, WAIT_S)) == 6
 
 
+def test_a_death_is_known_until_the_worker_is_started_again(crew: Crew) -> None:
+    crew.raise_lost()
+    os.kill(crew.pids()[1], signal.SIGKILL)
+    assert gone([crew.pids()[1]])
+    with pytest.raises(WorkerLostError, match=r"device 1 is lost: process \d+ was ended by SIGKILL"):
+        crew.raise_lost()
+    crew.start([1])
+    crew.raise_lost()
+
+
 def test_workers_communicate_in_a_group(crew: Crew) -> None:
     crew.call([0, 1], Message("groups.make", {"groups": [("dp#1", (1, 0))]}), WAIT_S)
     message = Message("sum", {"group": "dp#1"}, {"values": np.array([1.0, 2.0])})
@@ -123,6 +133,13 @@ def test_a_killed_worker_is_named_and_its_peer_is_freed(crew: Crew) -> None:
     crew.start([1])
     crew.wait_ready([1], WAIT_S)
     crew.call([0, 1], Message("echo"), WAIT_S)
+
+
+def test_a_killed_worker_is_named_when_others_are_late(crew: Crew) -> None:
+    late = crew.submit(0, Message("sleep", {"seconds": 2.0}))
+    dying = crew.submit(1, Message("crash"))
+    with pytest.raises(WorkerLostError, match=r"device 1 is lost: process \d+ was ended by SIGKILL"):
+        crew.wait([late, dying], 1.0)
 
 
 def test_a_late_reply_is_never_taken_for_another(crew: Crew) -> None:

@@ -52,9 +52,16 @@ class Run:
 
 
 def drive(
-    job: ReplayedJob, executor: TransitionExecutor, plans: Mapping[int, Plan] | None = None, relief: Plan | None = None
+    job: ReplayedJob,
+    executor: TransitionExecutor,
+    plans: Mapping[int, Plan] | None = None,
+    relief: Plan | None = None,
+    restart: bool = False,
 ) -> Run:
-    """Run to the end. `plans` are changed to after their step, `relief` when memory runs out; units do not move."""
+    """Run to the end. `plans` are changed to after their step, `relief` when memory runs out.
+
+    Units do not move, but for a `restart` from a checkpoint.
+    """
     run = Run()
     for boundary in job.boundaries():
         seen = job.observe(boundary)
@@ -65,7 +72,9 @@ def drive(
             goal = relief
         else:
             note(run, job, seen)
-        if goal is not None:
+        if goal is not None and restart:
+            job.restart(goal)
+        elif goal is not None:
             with job.paused():
                 outcome = executor.execute(TransitionDAG(job.units, job.units))
                 job.adopt(outcome.units, goal)
@@ -156,12 +165,14 @@ def test_running_out_of_memory_ends_the_run_when_nothing_is_adopted(
         drive(job, executor)
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["adopt", "restart"])
 def test_an_event_in_one_update_while_another_commits_applies_nothing_twice(
-    models: Path, tmp_path: Path, unbroken: Run
+    restart: bool, models: Path, tmp_path: Path, unbroken: Run
 ) -> None:
     config = job_config(models, steps=STEPS)
     with running(config, plan_of(PAIR, 3), tmp_path, 2, program=BUSY_CRITIC) as (job, executor):
-        run = settle(drive(job, executor, relief=plan_of(PAIR, 1)), job.checkpoint())
+        relief = plan_of({**PAIR, "actor/training": (1, 1, 2, (0, 1))} if restart else PAIR, 1)
+        run = settle(drive(job, executor, relief=relief, restart=restart), job.checkpoint())
     assert run.steps == [0, 1, 2, 3, 4]
     assert_same(run, unbroken)
 
