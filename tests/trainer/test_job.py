@@ -22,7 +22,7 @@ from nereus.core import (
 from nereus.engine.connection import Message
 from nereus.engine.crew import Reply
 from nereus.trainer import checkpoint
-from nereus.trainer.job import RLJob, realised
+from nereus.trainer.job import MAX_MEMORY_EVENTS, RLJob, realised
 from nereus.trainer.table import mini_batches
 from tests.trainer.fake_crew import FakeCrew, imitate
 from tests.trainer.world import job, plan
@@ -121,6 +121,17 @@ def test_out_of_memory_ends_the_run_when_nothing_is_adopted(tmp_path: Path) -> N
     made = job(tmp_path, failing("generate", lambda _: True, out_of_memory(1)))
     with pytest.raises(OutOfMemoryError, match="device 1"):
         list(made.boundaries())
+
+
+def test_plans_that_run_out_of_memory_in_turns_end_the_run(tmp_path: Path) -> None:
+    def answer(device: int, message: Message) -> Reply:
+        return out_of_memory(1) if message.name == "generate" and device == 1 else imitate(device, message)
+
+    made = job(tmp_path, FakeCrew(answer, range(4)))
+    with pytest.raises(OutOfMemoryError, match="device 1"):
+        for number, _ in enumerate(made.boundaries()):
+            assert number <= MAX_MEMORY_EVENTS, "the job goes from plan to plan for ever"
+            made.adopt(made.units, plan(micro_batch=1 + number % 2))
 
 
 def test_out_of_memory_ends_the_run_when_a_transition_came_to_nothing(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 EVALUATION_SEED = 0x5EED
 
+MAX_MEMORY_EVENTS = 8
+"""Out-of-memory events of one step after which no further plan is tried."""
+
 
 class RLJob:
     """Runs RL steps under whatever units exist. `step` counts finished steps, `position` consumed sample ids."""
@@ -67,6 +70,7 @@ class RLJob:
         self._wiring = Wiring(workflow, crew, config.timeout_s)
         self._began_s = time.monotonic()
         self._out_of_memory: OutOfMemoryError | None = None
+        self._memory_events = 0
         self._adopted = False
         self._step_s: float | None = None
         self._peaks: dict[int, int] = {}
@@ -78,7 +82,7 @@ class RLJob:
         while self.step < self.config.steps and not self.stopping:
             self._run_step()
             yield Boundary(self.step, self.elapsed_s)
-            if self._out_of_memory is not None and not self._adopted:
+            if self._out_of_memory is not None and (not self._adopted or self._memory_events > MAX_MEMORY_EVENTS):
                 raise self._out_of_memory
             self._after_boundary()
 
@@ -197,6 +201,7 @@ class RLJob:
         except OutOfMemoryError as error:
             log.warning("step %d: %s", self.step + 1, error)
             self._out_of_memory = error
+            self._memory_events += 1
             self._wiring.forget()
             self._step_s = None
         else:
@@ -209,6 +214,7 @@ class RLJob:
         self.metrics["nereus/devices"] = float(len(self.units.devices))
         self.step += 1
         self.position += table.samples
+        self._memory_events = 0
         every = self.config.evaluate_every
         if every and (self.step % every == 0 or self.step == self.config.steps):
             try:
