@@ -128,10 +128,14 @@ def test_plans_that_run_out_of_memory_in_turns_end_the_run(tmp_path: Path) -> No
         return out_of_memory(1) if message.name == "generate" and device == 1 else imitate(device, message)
 
     made = job(tmp_path, FakeCrew(answer, range(4)))
-    with pytest.raises(OutOfMemoryError, match="device 1"):
+
+    def run() -> None:
         for number, _ in enumerate(made.boundaries()):
             assert number <= MAX_MEMORY_EVENTS, "the job goes from plan to plan for ever"
             made.adopt(made.units, plan(micro_batch=1 + number % 2))
+
+    with pytest.raises(OutOfMemoryError, match="device 1"):
+        run()
 
 
 def test_out_of_memory_ends_the_run_when_a_transition_came_to_nothing(tmp_path: Path) -> None:
