@@ -119,8 +119,12 @@ def train(
     directory = run_dir or resume or fresh(Path(settings.run.directory))
     if run_dir is not None and recorded(run_dir) and (resume is None or run_dir.resolve() != resume.resolve()):
         raise SettingsError(f"{directory} already holds a run: give another --run-dir, or --resume {directory}")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "settings.yaml").write_text(as_yaml(settings.model_dump(mode="json", exclude_none=True)))
+    resolved = as_yaml(settings.model_dump(mode="json", exclude_none=True))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "settings.yaml").write_text(resolved)
+    except OSError as error:
+        raise SettingsError(f"run directory {directory}: cannot be written: {error.strerror}") from None
     past = history.History()
     recorders = [*build.recorders(settings, directory), past]
     rule, thresholds = build.admission_rule(settings), build.thresholds(settings)

@@ -83,6 +83,11 @@ def test_a_run_is_never_written_over(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("train", job(tmp_path), "--run-dir", run), 2, "already holds a run", "--resume")
 
 
+def test_a_run_directory_that_cannot_be_made_is_refused(nereus: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(nereus("train", job(tmp_path), "--run-dir", str(tmp_path / "file" / "run")), 2, "run directory", "file/run")
+
+
 def test_train_without_a_job_says_what_it_needs(nereus: Command) -> None:
     refused(nereus("train"), 2, "JOB file, or --resume")
 

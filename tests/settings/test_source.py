@@ -136,6 +136,7 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
     [
         ("run: {steps: 1}\nrun: {steps: 2}", "'run' appears twice"),
         ("run: [", "not YAML"),
+        ("? [run]\n: 1", "a key must be plain text"),
         ("- 1", "expected a mapping with the keys algorithm, task"),
         ("!!python/object/apply:os.getcwd []", "not YAML"),
     ],

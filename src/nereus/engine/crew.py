@@ -153,7 +153,9 @@ class Crew:
         for ticket in missing:
             self._abandon(ticket, timeout_s)
         replies = {ticket: self._replies.pop(ticket) for ticket in tickets}
-        errors = [reply for reply in replies.values() if isinstance(reply, NereusError)]
+        # Who has died comes before those who wait for it in vain.
+        ordered = sorted(replies, key=missing.__contains__)
+        errors = [reply for ticket in ordered if isinstance(reply := replies[ticket], NereusError)]
         if errors:
             raise explain(errors)
         return {ticket: reply for ticket, reply in replies.items() if isinstance(reply, Message)}

@@ -95,15 +95,18 @@ def train(
 def _controlled(
     job: RLJob, executor: TransitionExecutor, brain: Brain, recorders: Sequence[Recorder], state: ControllerState
 ) -> ControllerState:
-    """The loop; when a worker is lost, a checkpoint of what is whole before the error goes on."""
+    """The loop; when it fails, a checkpoint of what is whole before the error goes on."""
     try:
         return control(job, executor, brain, recorders, state)
-    except WorkerLostError as error:
+    except NereusError as error:
         try:
-            path = job.checkpoint()
+            ending = f"checkpoint written to {job.checkpoint()}"
         except NereusError as failed:
-            raise WorkerLostError(error.device, f"{error.reason}; no checkpoint: {failed}") from error
-        raise WorkerLostError(error.device, f"{error.reason}; checkpoint written to {path}") from error
+            ending = f"no checkpoint: {failed}"
+        if isinstance(error, WorkerLostError):
+            raise WorkerLostError(error.device, f"{error.reason}; {ending}") from error
+        log.error("the run failed; %s", ending)
+        raise
 
 
 def _crew(config: JobConfig, workflow: Workflow, cluster: Cluster) -> Crew:
