@@ -18,6 +18,7 @@ from nereus.engine.mover import Mover
 from nereus.engine.positions import Position
 from nereus.engine.transports.torch import Torch
 from nereus.engine.worker import Worker
+from nereus.families import SCORE
 from nereus.trainer import checkpoint
 from nereus.trainer.config import JobConfig
 from nereus.trainer.decoder import gradients, hf, optimizer, pipeline
@@ -97,7 +98,10 @@ class TrainerProgram:
             return
         spec = self._workflow.spec(unit.model_stage)
         full = schema.dtypes.get(Kind.MASTER, schema.dtypes[Kind.PARAM])
-        loaded = hf.load(fields["path"], spec, schema.tensors, unit.layout, *unit.position(device), full)
+        where = (unit.layout, *unit.position(device))
+        # A critic may start from a language model, which has no scalar head.
+        may_lack = (SCORE,) if unit.model_stage.model == "critic" else ()
+        loaded = hf.load(fields["path"], spec, schema.tensors, *where, full, may_lack)
         for (name, kind), tensor in position.tensors.items():
             if kind in (Kind.PARAM, Kind.MASTER):
                 tensor.copy_(loaded[name])
