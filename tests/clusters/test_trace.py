@@ -71,6 +71,13 @@ def test_a_trace_without_rows_or_without_a_file_is_refused(tmp_path: Path) -> No
         trace(tmp_path, "step,devices\n")
     with pytest.raises(SettingsError, match="cannot be read"):
         Trace(str(tmp_path / "missing.csv"), POOL)
+    (tmp_path / "pool.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is not text"):
+        Trace(str(tmp_path / "pool.csv"), POOL)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path: Path) -> None:
+    assert trace(tmp_path, "\ufeffstep,devices\n0,2\n").available(Boundary(0, 0.0)) == {0, 1}
 
 
 def test_options_of_the_pool_are_checked_as_those_of_its_source(tmp_path: Path) -> None:

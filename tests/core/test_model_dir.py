@@ -23,7 +23,7 @@ def header(tensors: dict[str, tuple[int, ...]]) -> bytes:
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text
+    return struct.pack("<Q", len(text)) + text + bytes(offset)
 
 
 @pytest.fixture
@@ -72,12 +72,22 @@ def test_check_names_what_is_missing_or_misshapen(folder: Path) -> None:
         ("model.safetensors", b"\x01", "is not a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 1 << 60), "at most 100,000,000"),
         ("model.safetensors", struct.pack("<Q", 5) + b"[1,2]", "is not a safetensors file"),
+        ("model.safetensors", header({"a": (2, 3), "b": (4,)})[:-1], "is cut short"),
         ("model.safetensors.index.json", b"{}", "no weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 3}}', "3 is missing"),
     ],
 )
 def test_what_is_broken_is_named(folder: Path, file: str, content: bytes | None, message: str) -> None:
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     with pytest.raises(SettingsError, match=message):
+        ModelDir.read(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_named(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    (folder / file).mkdir()
+    with pytest.raises(SettingsError, match=f"{file}: cannot be read"):
         ModelDir.read(folder)
 
 

@@ -150,6 +150,23 @@ def test_what_is_not_supported_is_refused(changes: dict[str, Any], message: str)
         spec_of("llama", **changes)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"num_hidden_layers": 1.5}, r"num_hidden_layers is 1\.5"),
+        ({"vocab_size": None}, "'vocab_size' is missing"),
+        ({"num_key_value_heads": [2]}, r"num_key_value_heads is \[2\]"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
+        ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"llama config.json: {message}"):
+        spec_of("llama", **change)
+
+
 def test_a_missing_size_is_named() -> None:
     config = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
     with pytest.raises(SettingsError, match="'intermediate_size' is missing"):

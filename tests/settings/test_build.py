@@ -100,6 +100,24 @@ def test_a_trace_makes_devices_come_and_go(tmp_path: Path) -> None:
     assert [len(source.available(Boundary(step, 0.0))) for step in (0, 1, 2)] == [1, 1, 3]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"devices": "many"}, r"cluster\.pool\.devices is 'many'"),
+        ({"devices": 2.5}, r"cluster\.pool\.devices is 2\.5"),
+        ({"oversubscribe": "maybe"}, r"cluster\.pool\.oversubscribe is 'maybe'"),
+        ({"sped": 1}, r"unknown key 'cluster\.pool\.sped'; did you mean 'cluster\.pool\.speed'"),
+        ({"use": 3}, r"cluster\.pool\.use is 3"),
+    ],
+)
+def test_the_pool_of_a_trace_is_a_section_like_others(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "pool.csv").write_text("step,devices\n0,1\n")
+    pool = {"devices": 3, "capacity": "1 GiB", "speed": 0.1, **change}
+    settings = build.resolve(job(tmp_path, cluster={"use": "trace", "path": "pool.csv", "pool": pool}))
+    with pytest.raises(SettingsError, match=message):
+        build.cluster_source(settings)
+
+
 def test_thresholds_and_rule_follow_the_file(tmp_path: Path) -> None:
     settings = build.resolve(job(tmp_path, admission={"use": "payback", "margin": 0.25}), ["monitor.lookahead_steps=5"])
     assert build.admission_rule(settings).margin == 0.25

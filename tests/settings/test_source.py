@@ -90,11 +90,20 @@ def test_unknown_keys_of_models_given_by_sizes_are_named(tmp_path: Path) -> None
         ({"precision": "int4"}, "precision is 'int4': "),
         ({"sampling": {"top_p": 1.5}}, r"sampling\.top_p is 1\.5: "),
         ({"algorithm": "ppo"}, "algorithm is 'ppo'"),
+        ({"run": {"directory": 3}}, r"run\.directory is 3: "),
+        ({"run": {"timeout_s": float("inf")}}, r"run\.timeout_s is inf: "),
+        ({"optimizer": {"actor": {"betas": [0.9, 1.0]}}}, r"optimizer\.actor\.betas\.1 is 1\.0: "),
     ],
 )
 def test_wrong_values_name_the_key_and_the_value(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         resolve(job(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", "&a {x: *a}", "[" * 3000])
+def test_yaml_without_an_end_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SettingsError, match="--set models: not YAML"):
+        resolve(job(tmp_path), [f"models={value}"])
 
 
 @pytest.mark.parametrize("override", ["run.steps", "=3", "run..steps=3"])

@@ -49,9 +49,11 @@ class Trace:
 def read(path: Path, ids: tuple[int, ...]) -> tuple[str, tuple[tuple[float, frozenset[int]], ...]]:
     """The clock of a trace and its rows (time, devices). Raises SettingsError with file and line number."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a byte order mark
     except OSError as error:
         raise SettingsError(f"trace {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"trace {path}: is not text: {error}") from None
     reader = csv.reader(lines)
     header = [cell.strip() for cell in next(reader, [])]
     if header not in HEADERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def _files(path: Path) -> list[Path]:
         weight_map = _json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise SettingsError(f"{index}: no weight_map")
-        return [path / name for name in sorted(set(weight_map.values()))]
+        return [path / name for name in sorted({str(name) for name in weight_map.values()})]
     return [path / "model.safetensors"]
 
 
@@ -77,6 +78,8 @@ def _json(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"model directory {file.parent}: {file.name} is missing") from None
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -87,10 +90,15 @@ def _json(file: Path) -> dict[str, Any]:
 def _header(file: Path) -> dict[str, StoredTensor]:
     try:
         with file.open("rb") as stream:
+            file_bytes = os.fstat(stream.fileno()).st_size
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _MAX_HEADER_BYTES:
                 raise SettingsError(f"{file}: header of {length:,} bytes, at most {_MAX_HEADER_BYTES:,} are valid")
             entries = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        needed_bytes = 8 + length + max(ends, default=0)
+        if file_bytes < needed_bytes:
+            raise SettingsError(f"{file} is cut short: {file_bytes:,} bytes, its header says {needed_bytes:,}")
         return {
             name: StoredTensor(file, entry["dtype"], tuple(entry["shape"]))
             for name, entry in entries.items()
@@ -98,5 +106,7 @@ def _header(file: Path) -> dict[str, StoredTensor]:
         }
     except FileNotFoundError:
         raise SettingsError(f"model directory {file.parent}: {file.name} is missing") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SettingsError(f"{file} is not a safetensors file: {error!r}") from None

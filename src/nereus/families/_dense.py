@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from nereus.core import Cut, Head, ModelSpec, RopeScaling, SettingsError, TensorSpec, Where
@@ -19,32 +20,41 @@ def read_spec(
 ) -> ModelSpec:
     """Sizes from a `config.json`; `head_dim` is the family's value when the file has none (None: hidden / heads)."""
     _refuse_unsupported(config, family)
-    try:
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        layers, ffn, vocab = (int(config[k]) for k in ("num_hidden_layers", "intermediate_size", "vocab_size"))
-    except KeyError as error:
-        raise SettingsError(f"{family} config.json: {error.args[0]!r} is missing") from None
+    number = partial(_number, config, family)
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
     theta, scaling = _rope(config, family)
     head = _head(config)
     return ModelSpec(
         family=family,
-        layers=layers,
+        layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or head_dim or hidden // heads),
-        ffn_hidden=ffn,
-        vocab=vocab,
+        kv_heads=number("num_key_value_heads", heads) or heads,
+        head_dim=number("head_dim", 0) or head_dim or hidden // max(heads, 1),
+        ffn_hidden=number("intermediate_size"),
+        vocab=number("vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)) and head is Head.LM,
         dtype=_dtype(config, family),
         head=head,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=float(number("rms_norm_eps", 1e-6, kind=float)),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_positions=int(config.get("max_position_embeddings", 131_072)),
+        max_positions=number("max_position_embeddings", 131_072),
     )
+
+
+def _number(config: Mapping[str, Any], family: str, key: str, default: Any = None, kind: type = int) -> Any:
+    """A number of the file, `default` where it has none. Raises SettingsError for anything else."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise SettingsError(f"{family} config.json: {key!r} is missing")
+    if isinstance(value, bool) or not isinstance(value, int | kind):
+        raise SettingsError(f"{family} config.json: {key} is {value!r}, expected a number")
+    return value
 
 
 def write_config(spec: ModelSpec, model_type: str, class_prefix: str) -> dict[str, Any]:
@@ -158,8 +168,11 @@ def _dtype(config: Mapping[str, Any], family: str) -> str:
 
 def _rope(config: Mapping[str, Any], family: str) -> tuple[float, RopeScaling | None]:
     """Theta and scaling; transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
-    rope: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise SettingsError(f"{family} config.json: rope_parameters is {rope!r}, expected an object")
+    number = partial(_number, rope, family, kind=float)
+    theta = float(number("rope_theta", 0) or _number(config, family, "rope_theta", 10_000.0, float))
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
@@ -168,5 +181,5 @@ def _rope(config: Mapping[str, Any], family: str) -> tuple[float, RopeScaling | 
     missing = [key for key in _LLAMA3_KEYS if key not in rope]
     if missing:
         raise SettingsError(f"{family} config.json: llama3 rope scaling lacks {', '.join(missing)}")
-    factor, low, high, original = (rope[key] for key in _LLAMA3_KEYS)
+    factor, low, high, original = (number(key) for key in _LLAMA3_KEYS)
     return theta, RopeScaling(float(factor), float(low), float(high), int(original))

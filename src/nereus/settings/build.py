@@ -153,7 +153,12 @@ def problem(settings: Settings, devices: int | None = None) -> Problem:
 
 def cluster_source(settings: Settings) -> ClusterSource:
     """Where devices come from."""
-    made: ClusterSource = _make("cluster", CLUSTERS, settings.cluster)
+    plugin = settings.cluster
+    if isinstance(pool := plugin.options.get("pool"), dict):  # a cluster section of its own
+        inner = _section("cluster.pool", pool)
+        options = {"use": inner.use, **_options("cluster.pool", CLUSTERS, inner, {})}
+        plugin = Plugin(use=plugin.use, **{**plugin.options, "pool": options})
+    made: ClusterSource = _make("cluster", CLUSTERS, plugin)
     return made
 
 
@@ -175,6 +180,12 @@ def recorders(settings: Settings, run_dir: Path) -> tuple[Recorder, ...]:
     return tuple(
         _make(f"recorders.{index}", RECORDERS, plugin, extra) for index, plugin in enumerate(settings.recorders)
     )
+
+
+def _section(where: str, data: Mapping[str, Any]) -> Plugin:
+    if not isinstance(data.get("use", "local"), str):
+        raise SettingsError(f"{where}.use is {data['use']!r}: expected the name of a cluster")
+    return Plugin(**{"use": "local", **data})
 
 
 def _make(where: str, package: str, plugin: Plugin, extra: Mapping[str, Any] | None = None) -> Any:

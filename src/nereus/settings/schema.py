@@ -25,12 +25,13 @@ from pydantic import (
 from nereus.core import SettingsError
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """A part of the file whose keys are all known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Plugin(BaseModel):
@@ -119,7 +120,7 @@ class OptimizerSection(Section):
     lr: PositiveFloat = 1e-6
     lr_end: PositiveFloat | None = None
     warmup_updates: NonNegativeInt = 0
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: PositiveFloat = 1.0

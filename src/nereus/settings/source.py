@@ -53,6 +53,12 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        if node is not None and node.end_mark is None:  # an alias to what is still being read
+            raise yaml.composer.ComposerError(None, None, "an alias stands inside what it refers to", node.start_mark)
+        return node
+
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
@@ -64,6 +70,8 @@ def _load(text: str, what: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise SettingsError(f"{what}: not YAML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{what}: not YAML of a job: nested too deep") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -118,7 +126,9 @@ def _item(items: list[Any], key: str, text: str) -> Any:
 
 def _explain(error: ErrorDetails) -> str:
     """One sentence for a pydantic error."""
-    parts = [str(part) for part in error["loc"] if part not in (DIRECTORY, SIZES)]
+    parts = [str(part) for part in error["loc"]]
+    if parts[0] == "models":  # what pydantic calls the two ways to give a model is no key
+        parts = [part for part in parts if part not in (DIRECTORY, SIZES)]
     where = ".".join(parts)
     if error["type"] == "extra_forbidden":
         return unknown_key(parts, _fields(Settings, parts[:-1]))
