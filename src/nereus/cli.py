@@ -64,6 +64,9 @@ def main() -> None:
     except NereusError as error:
         err.print(f"nereus: {error}", markup=False, highlight=False, style="red")
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a directory that has gone
+        err.print(f"nereus: {error}", markup=False, highlight=False, style="red")
+        sys.exit(1)
 
 
 @app.command()

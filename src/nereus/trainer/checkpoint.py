@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from nereus.core import EMU, Kind, LogicalState, ModelStage, SettingsError, StateSchema, TensorSpec, codec
 from nereus.engine.positions import TORCH_DTYPES, Position
-from nereus.trainer.table import SampleTable
+from nereus.trainer.table import Array, SampleTable
 
 MANIFEST = "manifest.json"
+TABLE = "table.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ def writing(final: Path) -> Iterator[Path]:
 def complete(temporary: Path, final: Path, manifest: Manifest, table: SampleTable | None) -> None:
     """Write the manifest (and the table of an unfinished step) and give the directory its final name."""
     if table is not None:
-        np.savez(temporary / "table.npz", allow_pickle=False, sample_ids=table.sample_ids, **table.columns)
+        columns = {name: np.asarray(column, order="C") for name, column in table.columns.items()}
+        save_arrays({**columns, "sample_ids": table.sample_ids}, temporary / TABLE)
         progress = {"step": table.step, "done": sorted(table.done), "updates": table.updates}
         (temporary / "table.json").write_text(json.dumps(progress))
     with open(temporary / MANIFEST, "w") as file:
@@ -110,8 +114,7 @@ def read_table(directory: Path) -> SampleTable | None:
     if not (directory / "table.json").is_file():
         return None
     progress = json.loads((directory / "table.json").read_text())
-    with np.load(directory / "table.npz", allow_pickle=False) as data:
-        columns = {name: data[name] for name in data.files}
+    columns: dict[str, Array] = load_arrays(directory / TABLE)
     return SampleTable(
         progress["step"], columns.pop("sample_ids"), columns, set(progress["done"]), dict(progress["updates"])
     )

@@ -270,6 +270,7 @@ class TrainerProgram:
         if group is None:
             return
         for bucket in _buckets(tensors):
+            self._worker.ledger.check("buckets", sum(tensor.nbytes for tensor in bucket))
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             with self._worker.ledger.hold("buckets", flat), self._worker.meter.communicating("dp"):
                 group.all_reduce(flat)
@@ -278,7 +279,7 @@ class TrainerProgram:
 
     def _norm(self, model_stage: ModelStage, decoder: Decoder, made: gradients.Gradients) -> float:
         """Global gradient norm: each logical element once (R03)."""
-        total = torch.tensor([gradients.square_norm(decoder, made)], dtype=torch.float64)
+        total = torch.tensor([gradients.square_norm(decoder, made)], dtype=torch.float64, device=decoder.device)
         for axis in ("tp", "pp"):
             group = self._group(model_stage, axis)
             if group is not None:

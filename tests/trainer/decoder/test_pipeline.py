@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nereus.core import Head, Layout, NereusError
+from nereus.engine.ledger import Ledger
 from nereus.trainer.decoder.batch import MicroBatch
 from nereus.trainer.decoder.gradients import square_norm
 from nereus.trainer.decoder.model import Decoder
@@ -168,6 +169,18 @@ def test_recomputing_changes_nothing(layout: Layout) -> None:
     again = Case("qwen3", recompute="full").train(layout, LM_OUTPUTS, policy_loss)
     for (expected, *_), (got, *_) in zip(kept, again, strict=True):
         assert all(torch.equal(got[key], expected[key]) for key in expected)
+
+
+def test_the_layer_that_is_recomputed_is_seen_by_the_ledger() -> None:
+    peaks = {}
+    for recompute in ("none", "full"):
+        case, ledger = Case("qwen3", recompute=recompute), Ledger(0)
+        with ledger.activations():
+            train(case.decoder(ONE, 0, 0, UnitGroups()), case.batches, LM_OUTPUTS, policy_loss, 1.0)
+        peaks[recompute] = ledger.by_category()["activations"]
+        layers = case.spec.layers
+    # All that one layer saves is there at once, beside the inputs of the others.
+    assert peaks["none"] / layers < peaks["full"] < peaks["none"]
 
 
 @pytest.mark.parametrize("layout", [ONE, SQUARE])

@@ -128,7 +128,8 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             attend = attends[index] if attends else causal
             if again:
-                x = checkpoint(self._block, x, layer, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+                # Reentrant, so that saved-tensor hooks around the update see the recomputed layer too.
+                x = checkpoint(self._block, x, layer, cos, sin, attend, use_reentrant=True, preserve_rng_state=False)
             else:
                 x = self._block(x, layer, cos, sin, attend)
         return x
