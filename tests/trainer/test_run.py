@@ -17,7 +17,8 @@ from nereus.trainer import checkpoint, run
 from nereus.trainer.config import ModelSource
 from tests.support.jobs import job_config, make_models
 from tests.support.jobs import train as train_under
-from tests.trainer.plans import ALONE, plan_of
+from tests.support.plans import plan_of
+from tests.trainer.plans import ALONE
 from tests.trainer.world import config
 
 
