@@ -129,7 +129,7 @@ def test_paths_in_the_file_are_relative_to_it_and_overrides_to_here(
     monkeypatch.chdir("/")
     settings = resolve(path, ["models.critic=tmp/critic"])
     assert settings.models.actor == str(tmp_path / "actor")
-    assert settings.models.critic == "/tmp/critic"
+    assert settings.models.critic == "/models/critic"
     assert settings.cluster.options["path"] == str(tmp_path / "pool.csv")
     assert settings.cluster.options["pool"]["path"] == str(tmp_path / "node.yaml")
 
