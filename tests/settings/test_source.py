@@ -127,7 +127,7 @@ def test_paths_in_the_file_are_relative_to_it_and_overrides_to_here(
 ) -> None:
     path = job(tmp_path, cluster={"use": "trace", "path": "pool.csv", "pool": {"use": "file", "path": "node.yaml"}})
     monkeypatch.chdir("/")
-    settings = resolve(path, ["models.critic=tmp/critic"])
+    settings = resolve(path, ["models.critic=models/critic"])
     assert settings.models.actor == str(tmp_path / "actor")
     assert settings.models.critic == "/models/critic"
     assert settings.cluster.options["path"] == str(tmp_path / "pool.csv")
