@@ -19,6 +19,7 @@ from rich.logging import RichHandler
 
 from nereus import settings as build
 from nereus.core import NereusError, SettingsError, codec, plugins
+from nereus.cost.state import schemas
 from nereus.planning.judge import Scored
 from nereus.planning.search import search
 from nereus.report import history, live, summary, tables, trace
@@ -118,7 +119,7 @@ def train(
     config, source = build.job_config(settings), build.cluster_source(settings)
     trainer, checkpoint = (import_trainer(f"nereus.trainer.{name}") for name in ("run", "checkpoint"))
     if resume is not None:
-        checkpoint.read_manifest(checkpoint.latest(resume))
+        checkpoint.check(checkpoint.latest(resume), schemas(build.workflow(settings)), settings.run.seed)
     directory = run_dir or resume or fresh(Path(settings.run.directory))
     if run_dir is not None and recorded(run_dir) and (resume is None or run_dir.resolve() != resume.resolve()):
         raise SettingsError(f"{directory} already holds a run: give another --run-dir, or --resume {directory}")

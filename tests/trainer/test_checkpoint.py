@@ -120,6 +120,7 @@ def test_the_newest_complete_checkpoint_is_found_by_number(tmp_path: Path) -> No
     for step in (9, 10):
         complete(tmp_path / "checkpoints" / f"step-{step}")
     (tmp_path / "checkpoints" / "step-11").mkdir()
+    complete(tmp_path / "checkpoints" / "step-12-copy")
     assert checkpoint.latest(tmp_path).name == "step-10"
     with pytest.raises(SettingsError, match=r"no complete checkpoint under .*elsewhere/checkpoints to resume from"):
         checkpoint.latest(tmp_path / "elsewhere")
@@ -146,6 +147,25 @@ def test_a_damaged_manifest_is_refused(text: str, tmp_path: Path) -> None:
     (final / checkpoint.MANIFEST).write_text(text)
     with pytest.raises(SettingsError):
         checkpoint.read_manifest(final)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_goes_on_only_with_the_models_it_was_made_of(layout: Layout, tmp_path: Path) -> None:
+    unit, schema = unit_of(layout), SCHEMAS["untied"]
+    with checkpoint.writing(tmp_path / "step-3") as temporary:
+        write(temporary, schema, unit)
+        made = Manifest(3, 36, {ACTOR: unit}, {}, 11)
+        checkpoint.complete(temporary, tmp_path / "step-3", made, None)
+    checkpoint.check(tmp_path / "step-3", {ACTOR: schema}, 11)
+    for other in (decoder(vocab=40), SCHEMAS["tied"], SCHEMAS["scalar"]):
+        with pytest.raises(SettingsError, match="resume with the models and the precision of the run"):
+            checkpoint.check(tmp_path / "step-3", {ACTOR: other}, 11)
+    with pytest.raises(SettingsError, match="holds actor/training; this job trains actor/training, critic/training"):
+        checkpoint.check(tmp_path / "step-3", {ACTOR: schema, CRITIC: schema}, 11)
+    shard = tmp_path / "step-3" / checkpoint.shard_name(ACTOR, 0, 0)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(SettingsError, match="is cut short"):
+        checkpoint.check(tmp_path / "step-3", {ACTOR: schema}, 11)
 
 
 def test_the_table_of_an_unfinished_step_comes_back_as_it_was(tmp_path: Path) -> None:

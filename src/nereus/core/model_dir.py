@@ -42,7 +42,7 @@ class ModelDir:
             raise SettingsError(f"model directory {path} does not exist")
         found: dict[str, StoredTensor] = {}
         for file in _files(path):
-            found |= _header(file)
+            found |= header(file)
         return cls(path, _json(path / "config.json"), found)
 
     def check(self, tensors: Sequence[TensorSpec], may_lack: Collection[str] = ()) -> None:
@@ -87,7 +87,8 @@ def _json(file: Path) -> dict[str, Any]:
     return data
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
+def header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file. Raises SettingsError when it is not one, or not a whole one."""
     try:
         with file.open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size

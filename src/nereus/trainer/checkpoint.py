@@ -22,10 +22,13 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from nereus.core import EMU, Kind, LogicalState, ModelStage, SettingsError, StateSchema, TensorSpec, codec
+from nereus.core.model_dir import header
 from nereus.engine.positions import TORCH_DTYPES, Position
 from nereus.trainer.table import Array, SampleTable
 
 MANIFEST = "manifest.json"
+DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+"""What safetensors calls them."""
 TABLE = "table.safetensors"
 
 
@@ -84,12 +87,20 @@ def complete(temporary: Path, final: Path, manifest: Manifest, table: SampleTabl
 def latest(run: Path) -> Path:
     """The newest complete checkpoint of a run. Raises SettingsError when there is none."""
     found = sorted(
-        (path for path in (run / "checkpoints").glob("step-*") if (path / MANIFEST).is_file()),
-        key=lambda path: int(path.name.removeprefix("step-")),
+        (
+            path
+            for path in (run / "checkpoints").glob("step-*")
+            if (path / MANIFEST).is_file() and _step(path).isdecimal()
+        ),
+        key=lambda path: int(_step(path)),
     )
     if not found:
         raise SettingsError(f"{run}: no complete checkpoint under {run / 'checkpoints'} to resume from")
     return found[-1]
+
+
+def _step(path: Path) -> str:
+    return path.name.removeprefix("step-")
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -99,7 +110,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise SettingsError(f"{directory}: no {MANIFEST}, the checkpoint is incomplete")
     try:
         manifest: Manifest = codec.decode(Manifest, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: not JSON: {error}") from None
     for model_stage, unit in manifest.units.items():
         for device in unit.devices:
@@ -107,6 +118,43 @@ def read_manifest(directory: Path) -> Manifest:
             if not shard.is_file():
                 raise SettingsError(f"{directory}: shard {shard.name} is missing, the checkpoint is incomplete")
     return manifest
+
+
+def check(directory: Path, schemas: Mapping[ModelStage, StateSchema], seed: int) -> None:
+    """Raise SettingsError for a checkpoint that is broken or that a job of these schemas and seed cannot go on from."""
+    manifest = read_manifest(directory)
+    if manifest.seed != seed:
+        raise SettingsError(
+            f"run.seed is {seed}, {directory} was made with {manifest.seed}: samples would repeat or be skipped"
+        )
+    trained = {ms for ms, schema in schemas.items() if Kind.EXP_AVG in schema.dtypes}
+    if trained != set(manifest.units):
+        held, needed = (", ".join(sorted(map(str, stages))) for stages in (manifest.units, trained))
+        raise SettingsError(f"{directory} holds {held}; this job trains {needed}")
+    for model_stage, unit in manifest.units.items():
+        for device in unit.devices:
+            file = directory / shard_name(model_stage, *unit.position(device))
+            stored = {name: (DTYPES.get(tensor.dtype), tensor.shape) for name, tensor in header(file).items()}
+            needed_here = _stored(schemas[model_stage], unit, device)
+            for name in sorted(stored.keys() | needed_here.keys()):
+                if stored.get(name) != needed_here.get(name):
+                    raise SettingsError(
+                        f"{file}: {name} is {_said(stored.get(name))}, this job needs {_said(needed_here.get(name))}: "
+                        "resume with the models and the precision of the run"
+                    )
+
+
+def _stored(schema: StateSchema, unit: EMU, device: int) -> dict[str, tuple[str | None, tuple[int, ...]]]:
+    tp, (_, tp_rank) = unit.layout.tp, unit.position(device)
+    return {
+        f"{kind}/{tensor.name}": (dtype, tensor.local_shape(tp, tp_rank))
+        for tensor, _, _ in schema.held(unit, device)
+        for kind, dtype in schema.dtypes.items()
+    }
+
+
+def _said(tensor: tuple[str | None, tuple[int, ...]] | None) -> str:
+    return "absent" if tensor is None else f"{tensor[0]} {list(tensor[1])}"
 
 
 def read_table(directory: Path) -> SampleTable | None:

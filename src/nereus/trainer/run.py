@@ -70,10 +70,8 @@ def train(
     """
     workflow = config.algorithm.workflow(config.specs)
     stored = checkpoint.latest(resume) if resume is not None else None
-    if stored is not None and (seed := checkpoint.read_manifest(stored).seed) != config.seed:
-        raise SettingsError(
-            f"run.seed is {config.seed}, {stored} was made with {seed}: samples would repeat or be skipped"
-        )
+    if stored is not None:
+        checkpoint.check(stored, schemas(workflow), config.seed)
     cluster = source.cluster()
     brain = Brain(workflow, config.capabilities, schemas(workflow), rule, thresholds)
     begin = source.available(Boundary(0, 0.0))
