@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from dataclasses import asdict
 from importlib import import_module
@@ -116,6 +117,9 @@ def train(
         raise SettingsError("train needs a JOB file, or --resume RUN")
     settings = build.resolve(job or Path(str(resume)) / "settings.yaml", overrides or ())
     validate(settings)
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # by an exception, so that all is cleaned up
     config, source = build.job_config(settings), build.cluster_source(settings)
     trainer, checkpoint = (import_trainer(f"nereus.trainer.{name}") for name in ("run", "checkpoint"))
     if resume is not None:

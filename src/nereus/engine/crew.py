@@ -20,7 +20,7 @@ from torch import distributed
 
 from nereus.core import NereusError, OutOfMemoryError, SettingsError, TransportError, WorkerLostError
 from nereus.engine.connection import Message, receive, send
-from nereus.engine.launch import Launched, launch
+from nereus.engine.launch import Launched, launch, signals_wait
 from nereus.engine.worker import DeviceSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class Crew:
                 store_host=self._host,
                 store_port=self._port,
             )
-            self._members[device] = _Member(launch(settings))
+            with signals_wait():
+                self._members[device] = _Member(launch(settings))
 
     def started(self) -> frozenset[int]:
         """Devices whose workers run, ready or not."""

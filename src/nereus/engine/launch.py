@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -18,6 +22,24 @@ class Launched:
 
     process: ForkServerProcess
     connection: Connection
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM take effect after the block: a worker told half of what it is to do would fail aloud."""
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
+        yield
+        return
+    arrived: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for early in arrived:
+            signal.raise_signal(early)
 
 
 def launch(settings: WorkerSettings) -> Launched:

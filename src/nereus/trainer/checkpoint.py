@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
-from nereus.core import EMU, Kind, LogicalState, ModelStage, SettingsError, StateSchema, TensorSpec, codec
+from nereus.core import EMU, Kind, LogicalState, ModelStage, NereusError, SettingsError, StateSchema, TensorSpec, codec
 from nereus.core.model_dir import header
 from nereus.engine.positions import TORCH_DTYPES, Position
 from nereus.trainer.table import Array, SampleTable
@@ -54,7 +54,10 @@ def write_shard(directory: Path, position: Position, device: int) -> None:
         f"{kind}/{name}": tensor.detach().contiguous().cpu() for (name, kind), tensor in position.tensors.items()
     }
     name = shard_name(position.unit.model_stage, *position.unit.position(device))
-    save_file(tensors, str(directory / name))
+    try:
+        save_file(tensors, str(directory / name))
+    except (SafetensorError, OSError) as error:  # a full disk
+        raise NereusError(f"{directory / name}: cannot be written: {error}") from None
 
 
 @contextmanager
