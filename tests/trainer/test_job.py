@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nereus.clusters.local import Local
 from nereus.core import (
     EMU,
     Boundary,
@@ -229,6 +230,14 @@ def test_a_model_without_a_whole_unit_is_named_and_nothing_is_written(tmp_path: 
     with pytest.raises(TransitionError, match=r"no whole unit of critic/training is left, .* lost with device 3"):
         made.checkpoint()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_devices_that_leave_while_in_use_leave_a_checkpoint_once(tmp_path: Path) -> None:
+    made = job(tmp_path)
+    made.source = Local(3, "1 GiB", oversubscribe=True)  # device 3 holds half of the critic
+    for _ in made.boundaries():
+        pass
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-1"]
 
 
 def test_only_an_unfinished_step_leaves_its_table_in_a_checkpoint(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class RLJob:
         self._began_s = time.monotonic()
         self._out_of_memory: OutOfMemoryError | None = None
         self._memory_events = 0
+        self._leaving: frozenset[int] = frozenset()
         self._adopted = False
         self._step_s: float | None = None
         self._peaks: dict[int, int] = {}
@@ -226,10 +227,16 @@ class RLJob:
     def _after_boundary(self) -> None:
         if self.table is not None and self.table.step < self.step:
             self.table = None
-        idle = self.crew.started() - self.units.devices - self.source.available(Boundary(self.step, self.elapsed_s))
-        self.crew.stop(idle)
+        wanted = self.source.available(Boundary(self.step, self.elapsed_s))
+        self.crew.stop(self.crew.started() - self.units.devices - wanted)
+        leaving, known = self.units.devices - wanted, self._leaving
+        self._leaving = leaving
         every = self.config.checkpoint_every
-        if every and self.step % every == 0 and self.table is None:
+        if leaving - known:
+            # The controller found no plan without them. They may go with the only copy of something.
+            path = self.checkpoint()
+            log.warning("devices %s are leaving and still in use; checkpoint written to %s", sorted(leaving), path)
+        elif every and self.step % every == 0 and self.table is None:
             self.checkpoint()
 
     def _new_table(self) -> SampleTable:
