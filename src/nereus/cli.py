@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,9 @@ from nereus.report import history, live, summary, tables, trace
 from nereus.settings import Settings
 
 EXTRA_MODULES = ("torch", "safetensors", "tokenizers", "transformers", "psutil")
+SETTINGS = "settings.yaml"
+"""The resolved settings of a run, in its directory."""
+
 KINDS = {
     "algorithms": "nereus.algorithms",
     "families": "nereus.families",
@@ -115,22 +118,30 @@ def train(
     """Train, adapting the layout while it runs. Ctrl-C ends with a checkpoint."""
     if job is None and resume is None:
         raise SettingsError("train needs a JOB file, or --resume RUN")
-    settings = build.resolve(job or Path(str(resume)) / "settings.yaml", overrides or ())
+    settings = build.resolve(job or Path(str(resume)) / SETTINGS, overrides or ())
     validate(settings)
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # by an exception, so that all is cleaned up
+    # By an exception, so that all is cleaned up.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     config, source = build.job_config(settings), build.cluster_source(settings)
     trainer, checkpoint = (import_trainer(f"nereus.trainer.{name}") for name in ("run", "checkpoint"))
+    began = 0
     if resume is not None:
-        checkpoint.check(checkpoint.latest(resume), schemas(build.workflow(settings)), settings.run.seed)
+        stored = checkpoint.latest(resume)
+        checkpoint.check(stored, schemas(build.workflow(settings)), settings.run.seed)
+        began = checkpoint.read_manifest(stored).step
+        if began >= settings.run.steps:
+            raise SettingsError(
+                f"{resume} is at step {began}, run.steps is {settings.run.steps}: --set run.steps to more"
+            )
     directory = run_dir or resume or fresh(Path(settings.run.directory))
     if run_dir is not None and recorded(run_dir) and (resume is None or run_dir.resolve() != resume.resolve()):
         raise SettingsError(f"{directory} already holds a run: give another --run-dir, or --resume {directory}")
     resolved = as_yaml(settings.model_dump(mode="json", exclude_none=True))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "settings.yaml").write_text(resolved)
+        if recorded(directory):
+            (directory / SETTINGS).rename(directory / f"settings-until-{began}.yaml")
+        (directory / SETTINGS).write_text(resolved)
     except OSError as error:
         raise SettingsError(f"run directory {directory}: cannot be written: {error.strerror}") from None
     past = history.History()
@@ -138,7 +149,7 @@ def train(
     rule, thresholds = build.admission_rule(settings), build.thresholds(settings)
     with live.Live(err if as_json else out, settings.run.steps) as view:
         finished = trainer.train(config, source, rule, thresholds, [*recorders, view], directory, resume)
-    trace.write(directory / "trace.json", past, build.workflow(settings))
+    trace.write(directory / (f"trace-from-{began}.json" if began else "trace.json"), past, build.workflow(settings))
     report = summary.summarise(past)
     if as_json:
         echo_json({**asdict(report), **asdict(finished), "directory": directory})
@@ -155,15 +166,24 @@ def train(
 def list_plugins(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")], as_json: AsJson = False
 ) -> None:
-    """List what can be plugged in, from the files themselves."""
+    """List what can be plugged in and its options, from the files themselves."""
     if kind not in KINDS:
         raise SettingsError(f"list {kind!r}: valid: {', '.join(KINDS)}")
-    found = {name: first_line(f"{KINDS[kind]}.{name}") for name in plugins.names(KINDS[kind])}
+    package = KINDS[kind]
+    found = {name: (first_line(f"{package}.{name}"), options(package, name)) for name in plugins.names(package)}
     if as_json:
-        echo_json(found)
+        echo_json({name: {"about": about, "options": chosen} for name, (about, chosen) in found.items()})
         return
-    for name, text in found.items():
-        out.print(f"{name:<12} {text}", markup=False, highlight=False)
+    for name, (about, chosen) in found.items():
+        out.print(f"{name:<12} {about}", markup=False, highlight=False)
+        for option, default in chosen.items():
+            out.print(f"{'':<12}   {option}: {default}", markup=False, highlight=False)
+
+
+def options(package: str, name: str) -> dict[str, str]:
+    """The options of a plugin with their defaults."""
+    fields_ = [field for field in fields(plugins.load(package, name)) if field.init and not field.name.startswith("_")]
+    return {field.name: "required" if field.default is MISSING else str(field.default) for field in fields_}
 
 
 def validate(settings: Settings) -> Scored:
@@ -188,7 +208,7 @@ def import_trainer(name: str) -> ModuleType:
 
 def recorded(directory: Path) -> bool:
     """Whether a run has been recorded in a directory."""
-    return (directory / "settings.yaml").exists()
+    return (directory / SETTINGS).exists()
 
 
 def fresh(directory: Path) -> Path:

@@ -121,7 +121,14 @@ def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path
     (metrics,) = map(json.loads, (tmp_path / "on" / "metrics.jsonl").read_text().splitlines())
     assert metrics["step"] == done + 1
     assert metrics["nereus/devices"] <= 2
+    assert (tmp_path / "on" / f"trace-from-{done}.json").exists()
     assert not left_running(resumed.pid)
+
+    before = (run / "settings.yaml").read_text()
+    out, err = finish(idle := start(tmp_path, "train", "--resume", run, "--set", "run.steps=1"))
+    assert (idle.returncode, out) == (2, "")
+    assert f"is at step {done}, run.steps is 1" in err
+    assert (run / "settings.yaml").read_text() == before
     assert not list(scratch.iterdir())
 
 

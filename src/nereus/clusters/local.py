@@ -1,4 +1,4 @@
-"""This machine's cores as devices: paced CPU workers with a memory capacity each (D5.10, D5.11)."""
+"""This machine's cores as devices: paced CPU workers with a memory capacity each."""
 
 from __future__ import annotations
 

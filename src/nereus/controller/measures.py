@@ -10,7 +10,7 @@ def measures(state: ControllerState) -> dict[str, float]:
     seen = state.last
     if seen is None:
         return {}
-    found = {"nereus/devices": float(len(seen.devices - seen.departing))}
+    found = {"nereus/pool_devices": float(len(seen.devices - seen.departing))}
     if seen.peaks:
         found["nereus/peak_bytes"] = float(max(seen.peaks.values()))
     for name in ("transition_s", "payback_steps"):
