@@ -30,6 +30,9 @@ class Capabilities:
     recompute: tuple[str, ...] = ("none", "full")
     zero: tuple[int, ...] = (0,)
     expert_parallel: bool = False
+    cp: tuple[int, ...] = (1,)
+    vpp: tuple[int, ...] = (1,)
+    sequence_parallel: bool = False
     offload: bool = False
     uneven_shares: bool = True
     asynchronous: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nereus.core.errors import SettingsError
 
@@ -20,6 +20,10 @@ class DeviceKind:
     """Fixed host cost of one operation."""
     speed: float = 1.0
     """Share of a core for a paced local device (D5.11); 1 elsewhere."""
+    host_bytes_per_s: float = 0.0
+    """Rate of one direction to host memory; 0 where nothing can be offloaded."""
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Fitted constants of the cost model by name; those not given take its conservative start values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Link:
 
     bytes_per_s: float
     latency_s: float
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Fitted constants of the cost model by name, such as how an all-reduce scales with its ranks."""
 
 
 @dataclass(frozen=True, slots=True)

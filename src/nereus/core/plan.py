@@ -25,10 +25,13 @@ class Candidate:
     ep: int = 1
     sequence_parallel: bool = False
     vpp: int = 1
+    precision: str = ""
+    """What its matrix products run in, such as fp8; empty: the dtype of the spec."""
 
     def __post_init__(self) -> None:
-        if self.dp < 1 or self.micro_batch < 1:
-            raise SettingsError(f"{self.model_stage}: dp {self.dp} and micro_batch {self.micro_batch} must be >= 1")
+        for name in ("dp", "micro_batch", "cp", "ep", "vpp"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{self.model_stage}: {name} {getattr(self, name)} must be at least 1")
 
     @property
     def devices(self) -> int:
@@ -41,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A candidate and the devices of each of its units, in (pp rank, tp rank) order."""
+    """A candidate and the devices of each of its units, in (pp rank, cp rank, tp rank) order."""
 
     candidate: Candidate
     units: tuple[tuple[int, ...], ...]
@@ -51,8 +54,9 @@ class Assignment:
         if len(self.units) != dp:
             raise SettingsError(f"{ms}: dp {dp} needs {dp} units, got {len(self.units)}")
         for unit in self.units:
-            if len(unit) != layout.size:
-                raise SettingsError(f"{ms}: a unit of {layout} needs {layout.size} devices, got {list(unit)}")
+            if len(unit) != layout.size * self.candidate.cp:
+                size = layout.size * self.candidate.cp
+                raise SettingsError(f"{ms}: a unit of {layout} needs {size} devices, got {list(unit)}")
         flat = [device for unit in self.units for device in unit]
         twice = sorted({device for device in flat if flat.count(device) > 1})
         if twice:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from nereus.core.errors import SettingsError
 
-DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8}
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "fp8": 1}
 
 
 class Head(StrEnum):
@@ -50,6 +50,20 @@ class ModelSpec:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     max_positions: int = 131_072
+    gated: bool = True
+    """Whether the feed-forward block has a gate (three matrices) or not (two)."""
+    expert_hidden: int = 0
+    """Feed-forward width of one expert; `ffn_hidden` is that of the dense layers."""
+    shared_experts: int = 0
+    """Experts that every token passes, beside `experts_per_token` chosen of `experts`."""
+    dense_layers: int = 0
+    """Leading layers with a dense feed-forward block in a model with experts."""
+    query_rank: int = 0
+    kv_rank: int = 0
+    """Latent attention (DeepSeek): widths of the compressed query and of the cached keys and values; 0 without."""
+    rope_head_dim: int = 0
+    value_head_dim: int = 0
+    """Latent attention: rotary part of a head, beside `head_dim` without, and width of a value head."""
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "max_positions")
@@ -60,6 +74,13 @@ class ModelSpec:
             raise SettingsError(f"model spec: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.dtype not in DTYPE_BYTES:
             raise SettingsError(f"model spec: dtype {self.dtype!r}, valid: {', '.join(DTYPE_BYTES)}")
+        if self.experts and (self.expert_hidden < 1 or not 1 <= self.experts_per_token <= self.experts):
+            raise SettingsError(
+                f"model spec: {self.experts} experts of width {self.expert_hidden}, {self.experts_per_token} for each "
+                "token: the width must be at least 1, experts_per_token from 1 to the number of experts"
+            )
+        if not 0 <= self.dense_layers <= self.layers:
+            raise SettingsError(f"model spec: dense_layers {self.dense_layers}, must be 0 to {self.layers}")
         if self.head is Head.SCALAR and self.tied_embeddings:
             raise SettingsError("model spec: a scalar head cannot be tied to the embeddings")
 

@@ -1,0 +1,87 @@
+"""Seconds of one kernel on one device as a function of its size; every function takes and gives numpy arrays.
+
+Constants are those of the device kind by name, else the conservative start values below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from nereus.core import DeviceKind
+from nereus.cost.rows import Floats
+
+START = MappingProxyType(
+    {
+        "gemm.share": 0.6,
+        "gemm.half_flops": 2e9,
+        "attention.share": 0.35,
+        "decode_attention.share": 0.6,
+        "stream.share": 0.7,
+    }
+)
+"""Share of the peak that a class of kernels is believed to reach before anything was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does at best in one precision, and the constants that say how far kernels get there."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    constants: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, kind: DeviceKind, precision: str) -> Rates:
+        """The rates of a kind of device; its slowest precision when it does not name this one."""
+        peak = kind.peak_flops.get(precision) or min(kind.peak_flops.values())
+        constants = tuple(sorted(kind.constants.items()))
+        return cls(peak * kind.speed, kind.memory_bytes_per_s * kind.speed, kind.launch_s / kind.speed, constants)
+
+    @classmethod
+    def slowest(cls, kinds: Sequence[DeviceKind], precision: str) -> Rates:
+        """The rates that a group of devices which wait for each other reaches."""
+        each = [cls.of(kind, precision) for kind in kinds]
+        return cls(
+            min(rates.flops_per_s for rates in each),
+            min(rates.bytes_per_s for rates in each),
+            max(rates.launch_s for rates in each),
+            min(each, key=lambda rates: rates.flops_per_s).constants,
+        )
+
+    def __getitem__(self, name: str) -> float:
+        """A constant by name."""
+        return dict(self.constants).get(name, START[name])
+
+
+def gemm_s(rates: Rates, m: Floats, n: Floats, k: Floats, element_bytes: float = 2.0) -> Floats:
+    """An (m, k) × (k, n) product: arithmetic that saturates with size, or the traffic of its three matrices."""
+    flops = 2.0 * m * n * k
+    compute_s = (flops + rates["gemm.half_flops"]) / (rates.flops_per_s * rates["gemm.share"])
+    traffic_s = element_bytes * (m * k + k * n + m * n) / (rates.bytes_per_s * rates["stream.share"])
+    return np.maximum(compute_s, traffic_s)
+
+
+def attention_s(
+    rates: Rates, sequences: Floats, tokens: Floats, heads: Floats, head_dim: float, causal: bool = True
+) -> Floats:
+    """Scores and weighted values of whole sequences of `tokens` tokens (prefill, forward)."""
+    flops = 4.0 * sequences * tokens * tokens * heads * head_dim * (0.5 if causal else 1.0)
+    return flops / (rates.flops_per_s * rates["attention.share"])
+
+
+def decode_attention_s(
+    rates: Rates, sequences: Floats, context: Floats, kv_heads: Floats, head_dim: float, element_bytes: float = 2.0
+) -> Floats:
+    """One new token of each sequence against `context` cached ones: the cache is read once."""
+    cache_bytes = 2.0 * element_bytes * sequences * context * kv_heads * head_dim
+    return cache_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
+
+
+def stream_s(rates: Rates, size_bytes: Floats) -> Floats:
+    """Element-wise work (norms, activations, optimizer): the bytes it reads and writes."""
+    return size_bytes / (rates.bytes_per_s * rates["stream.share"])

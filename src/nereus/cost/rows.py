@@ -1,0 +1,124 @@
+"""Candidates of one model-stage as columns, one row each, so that thousands are priced at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus.core import Assignment, Candidate
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+RECOMPUTE = ("none", "selective", "full")
+"""Recompute modes by their number in `Rows.recompute`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of equal length. Layers are those of the first pp rank, of the fullest between, and of the last.
+
+    With pp 1 the only rank is first and last at once and `layers_middle` is 0, as it is with pp 2. `*_spans` say
+    whether a group of that kind leaves its node (the domain of the fast link): tp (with cp), neighbours in the
+    pipeline, dp, and ep.
+    """
+
+    tp: Ints
+    pp: Ints
+    dp: Ints
+    cp: Ints
+    ep: Ints
+    vpp: Ints
+    zero: Ints
+    micro_batch: Ints
+    recompute: Ints
+    kv_bytes: Ints
+    sequence_parallel: Bools
+    offload: Bools
+    layers_first: Ints
+    layers_middle: Ints
+    layers_last: Ints
+    tp_spans: Bools
+    pp_spans: Bools
+    dp_spans: Bools
+    ep_spans: Bools
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def __getitem__(self, rows: slice | Ints | Bools) -> Rows:
+        """Some of the rows."""
+        return Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @property
+    def devices(self) -> Ints:
+        """Devices that each row needs."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def size(self) -> Ints:
+        """Devices of one unit."""
+        return self.tp * self.pp * self.cp
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate], layers: int, node_size: int) -> Rows:
+        """Rows of candidates whose units are packed into nodes of `node_size` devices in (dp, pp, cp, tp) order."""
+        tp, pp, dp, cp, ep = (
+            _ints(each)
+            for each in zip(*((c.layout.tp, c.layout.pp, c.dp, c.cp, c.ep) for c in candidates), strict=True)
+        )
+        ends = [_layers(candidate, layers) for candidate in candidates]
+        group = tp * cp
+        return cls(
+            tp, pp, dp, cp, ep,
+            vpp=_ints(c.vpp for c in candidates),
+            zero=_ints(c.zero for c in candidates),
+            micro_batch=_ints(c.micro_batch for c in candidates),
+            recompute=_ints(RECOMPUTE.index(c.recompute) for c in candidates),
+            kv_bytes=_ints(c.kv_bytes for c in candidates),
+            sequence_parallel=_bools(c.sequence_parallel for c in candidates),
+            offload=_bools(c.offload for c in candidates),
+            layers_first=_ints(end[0] for end in ends),
+            layers_middle=_ints(end[1] for end in ends),
+            layers_last=_ints(end[2] for end in ends),
+            tp_spans=spans(group, node_size),
+            pp_spans=(pp > 1) & spans(group * pp, node_size),
+            dp_spans=(dp > 1) & spans(group * pp * dp, node_size),
+            ep_spans=(ep > 1) & spans(np.maximum(ep, group), node_size),
+        )  # fmt: skip
+
+    @classmethod
+    def placed(cls, assignment: Assignment, layers: int, node_of: dict[int, int]) -> Rows:
+        """One row: an assignment where it lies, with the nodes of its devices."""
+        candidate, layout = assignment.candidate, assignment.candidate.layout
+        row = cls.of([candidate], layers, node_size=1 << 40)
+        nodes = [[node_of[device] for device in unit] for unit in assignment.units]
+        group = len(nodes[0]) // layout.pp
+        tp = any(len(set(unit[i : i + group])) > 1 for unit in nodes for i in range(0, len(unit), group))
+        pp = any(unit[i] != unit[i + group] for unit in nodes for i in range(len(unit) - group))
+        dp = any(len({unit[i] for unit in nodes}) > 1 for i in range(len(nodes[0])))
+        changed = {"tp_spans": tp, "pp_spans": pp, "dp_spans": dp, "ep_spans": candidate.ep > 1 and (tp or dp)}
+        columns = {field.name: getattr(row, field.name) for field in fields(cls)}
+        return cls(**columns | {name: np.array([value]) for name, value in changed.items()})
+
+
+def spans(devices: Ints, node_size: int) -> Bools:
+    """Whether groups of so many packed devices leave a node."""
+    return np.asarray((devices > node_size) | ((devices > 1) & (node_size % devices != 0) & (devices > 1)))
+
+
+def _layers(candidate: Candidate, layers: int) -> tuple[int, int, int]:
+    counts = [len(candidate.layout.layers_of(rank, layers)) for rank in range(candidate.layout.pp)]
+    return counts[0], max(counts[1:-1], default=0), counts[-1]
+
+
+def _ints(values: object) -> Ints:
+    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+
+
+def _bools(values: object) -> Bools:
+    return np.array(list(values), dtype=np.bool_)  # type: ignore[call-overload]

@@ -1,0 +1,41 @@
+"""What a model-stage runs on: rates of its slowest device, links, and what has been learnt about operation classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereus.core import Calibration, Efficiency, Link
+from nereus.cost import operations
+from nereus.cost.kernels import Rates
+from nereus.cost.rows import Bools, Floats
+
+KNOWN_VARIANCE = 0.01
+"""Of the logarithm of a class's efficiency on a device kind whose constants were fitted to measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """`intra` joins the devices of a node, `inter` nodes. Learnt efficiencies are shares of the ideal rate by class."""
+
+    rates: Rates
+    intra: Link
+    inter: Link
+    calibration: Calibration
+
+    def efficiency(self, name: str) -> Efficiency:
+        """What is known about a class; before the first observation 1 with fitted constants, else conservative."""
+        if self.rates.constants and name not in self.calibration.efficiency:
+            return Efficiency(1.0, 0, KNOWN_VARIANCE)
+        return operations.efficiency(self.calibration, name)
+
+    def weigh(self, ideal: Mapping[str, Floats]) -> Floats:
+        """Predicted seconds of ideal ones by class."""
+        return np.asarray(sum(seconds / self.efficiency(name).value for name, seconds in ideal.items()))
+
+    def link(self, spans: Bools) -> tuple[Floats, Floats]:
+        """Bytes per second and latency of groups that leave their node or stay inside, as columns."""
+        rate = np.where(spans, self.inter.bytes_per_s, self.intra.bytes_per_s)
+        return rate, np.where(spans, self.inter.latency_s, self.intra.latency_s)
