@@ -64,6 +64,10 @@ class ModelSpec:
     rope_head_dim: int = 0
     value_head_dim: int = 0
     """Latent attention: rotary part of a head, beside `head_dim` without, and width of a value head."""
+    biases: bool = False
+    """Whether every projection and norm has a bias (GPT-2)."""
+    learned_positions: bool = False
+    """Whether positions are rows of a table of `max_positions` (GPT-2) instead of rotations."""
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "max_positions")
