@@ -5,10 +5,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 
 from nereus.core import Link
-from nereus.cost.rows import Floats, Ints
+from nereus.cost.rows import Bools, Floats, Ints
+
+
+class Links(Protocol):
+    """The link inside a node and the one between nodes."""
+
+    @property
+    def intra(self) -> Link:
+        """Joins devices of one node."""
+        ...
+
+    @property
+    def inter(self) -> Link:
+        """Joins nodes."""
+        ...
+
+
+def by_link(links: Links, spans: Bools, price: Callable[[Link], Floats]) -> Floats:
+    """`price` on the link between nodes for rows whose group leaves its node, on the one inside for the others."""
+    if not spans.any():
+        return price(links.intra)
+    if spans.all():
+        return price(links.inter)
+    return np.where(spans, price(links.inter), price(links.intra))
 
 
 def all_reduce_s(link: Link, ranks: Ints, size_bytes: Floats) -> Floats:

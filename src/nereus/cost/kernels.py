@@ -12,18 +12,22 @@ from types import MappingProxyType
 import numpy as np
 
 from nereus.core import DeviceKind
-from nereus.cost.rows import Floats
+from nereus.cost.rows import Floats, Ints
+
+Numbers = Floats | Ints | float
+"""A size: one for all rows or one a row."""
 
 START = MappingProxyType(
     {
-        "gemm.share": 0.6,
-        "gemm.half_flops": 2e9,
-        "attention.share": 0.35,
-        "decode_attention.share": 0.6,
-        "stream.share": 0.7,
+        "gemm.share": 1.0,
+        "gemm.half_flops": 0.0,
+        "attention.share": 1.0,
+        "decode_attention.share": 1.0,
+        "stream.share": 1.0,
+        "launch.norm": 2.0,
     }
 )
-"""Share of the peak that a class of kernels is believed to reach before anything was measured."""
+"""Kernels of a device of which nothing was measured: its peaks, which the efficiencies of classes then discount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Rates:
         return dict(self.constants).get(name, START[name])
 
 
-def gemm_s(rates: Rates, m: Floats, n: Floats, k: Floats, element_bytes: float = 2.0) -> Floats:
+def gemm_s(rates: Rates, m: Numbers, n: Numbers, k: Numbers, element_bytes: float = 2.0) -> Floats:
     """An (m, k) × (k, n) product: arithmetic that saturates with size, or the traffic of its three matrices."""
     flops = 2.0 * m * n * k
     compute_s = (flops + rates["gemm.half_flops"]) / (rates.flops_per_s * rates["gemm.share"])
@@ -67,21 +71,35 @@ def gemm_s(rates: Rates, m: Floats, n: Floats, k: Floats, element_bytes: float =
 
 
 def attention_s(
-    rates: Rates, sequences: Floats, tokens: Floats, heads: Floats, head_dim: float, causal: bool = True
+    rates: Rates, sequences: Numbers, tokens: Numbers, heads: Numbers, head_dim: float, causal: bool = True
 ) -> Floats:
     """Scores and weighted values of whole sequences of `tokens` tokens (prefill, forward)."""
     flops = 4.0 * sequences * tokens * tokens * heads * head_dim * (0.5 if causal else 1.0)
-    return flops / (rates.flops_per_s * rates["attention.share"])
+    return np.asarray(flops / (rates.flops_per_s * rates["attention.share"]))
 
 
 def decode_attention_s(
-    rates: Rates, sequences: Floats, context: Floats, kv_heads: Floats, head_dim: float, element_bytes: float = 2.0
+    rates: Rates,
+    sequences: Numbers,
+    context: Numbers,
+    kv_heads: Numbers,
+    head_dim: float,
+    element_bytes: float = 2.0,
+    heads: Numbers = 0.0,
 ) -> Floats:
-    """One new token of each sequence against `context` cached ones: the cache is read once."""
+    """One new token of each sequence against `context` cached ones: the cache is read once for all its query heads."""
     cache_bytes = 2.0 * element_bytes * sequences * context * kv_heads * head_dim
-    return cache_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
+    flops = 4.0 * sequences * context * heads * head_dim
+    traffic_s = cache_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
+    return np.maximum(traffic_s, flops / (rates.flops_per_s * rates["attention.share"]))
 
 
-def stream_s(rates: Rates, size_bytes: Floats) -> Floats:
+def stream_s(rates: Rates, size_bytes: Numbers) -> Floats:
     """Element-wise work (norms, activations, optimizer): the bytes it reads and writes."""
-    return size_bytes / (rates.bytes_per_s * rates["stream.share"])
+    return np.asarray(size_bytes / (rates.bytes_per_s * rates["stream.share"]))
+
+
+def launched_s(rates: Rates, device_s: Numbers, kernels: Numbers) -> Floats:
+    """`device_s` of kernels which the host launches one by one: the larger of both, smoothed where they are close."""
+    norm = rates["launch.norm"]
+    return np.asarray((device_s**norm + (kernels * rates.launch_s) ** norm) ** (1 / norm))
