@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nereus.cli import fresh, import_trainer
+from nereus.cli._app import import_extra
+from nereus.cli.train import fresh
 from nereus.settings import resolve
 from tests.settings.files import job
 
@@ -165,4 +166,4 @@ def test_a_second_run_gets_a_directory_of_its_own(tmp_path: Path) -> None:
 
 def test_other_import_errors_are_not_called_a_missing_extra() -> None:
     with pytest.raises(ModuleNotFoundError):
-        import_trainer("nereus.trainer.nothing_of_that_name")
+        import_extra("nereus.trainer.nothing_of_that_name")
