@@ -1,0 +1,56 @@
+"""The typer application, the two consoles, and what every verb shares (the only typer)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from nereus.core import SettingsError
+
+EXTRA_MODULES = ("torch", "safetensors", "tokenizers", "transformers", "psutil")
+WIDTH = 120
+"""Columns where the output is not a terminal."""
+
+app = typer.Typer(
+    name="nereus",
+    help="Keeps an RL post-training job for LLMs on its best parallel layout while it runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+err = Console(soft_wrap=True, stderr=True)
+
+JobFile = Annotated[Path, typer.Argument(help="The YAML file of the job.", metavar="JOB")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as run.steps=10.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def import_extra(name: str, what: str = "training") -> ModuleType:
+    """A module that needs torch. Raises SettingsError with the remedy when it is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA_MODULES:
+            raise
+        raise SettingsError(f"{what} needs {error.name}: pip install 'nereus[train]'") from None
+
+
+def as_yaml(data: Any) -> str:
+    """YAML in the order of the schema."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=WIDTH)
+
+
+def echo_json(data: Any) -> None:
+    """Print one JSON value on stdout."""
+    typer.echo(json.dumps(data, indent=2, default=str))
