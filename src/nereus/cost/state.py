@@ -14,15 +14,20 @@ def family_of(spec: ModelSpec) -> Family:
     return family
 
 
-def schema(spec: ModelSpec, trained: bool) -> StateSchema:
-    """The tensors of a model; with an optimizer, also fp32 masters (bf16 only) and both Adam moments (D5.9)."""
-    dtypes = {Kind.PARAM: spec.dtype}
+def dtypes(spec: ModelSpec, trained: bool) -> Mapping[Kind, str]:
+    """The kinds a tensor is held in; with an optimizer, also fp32 masters (half precision only) and moments (D5.9)."""
+    found = {Kind.PARAM: spec.dtype}
     if trained:
-        full = "fp32" if spec.dtype in ("bf16", "fp16") else spec.dtype
+        full = spec.dtype if spec.dtype in ("fp32", "fp64") else "fp32"
         if full != spec.dtype:
-            dtypes[Kind.MASTER] = full
-        dtypes |= {Kind.EXP_AVG: full, Kind.EXP_AVG_SQ: full}
-    return StateSchema(spec.layers, family_of(spec).tensors(spec), dtypes)
+            found[Kind.MASTER] = full
+        found |= {Kind.EXP_AVG: full, Kind.EXP_AVG_SQ: full}
+    return found
+
+
+def schema(spec: ModelSpec, trained: bool) -> StateSchema:
+    """The tensors of a model and the kinds held of them."""
+    return StateSchema(spec.layers, family_of(spec).tensors(spec), dtypes(spec, trained))
 
 
 def schemas(workflow: Workflow) -> Mapping[ModelStage, StateSchema]:

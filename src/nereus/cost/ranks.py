@@ -1,0 +1,53 @@
+"""One pp rank of every row: which layers it holds and which ends of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereus.core import Layout
+from nereus.cost.rows import Bools, Ints, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Columns, one pp rank a row. They go with `Rows` of the same length, or with a single row (broadcast).
+
+    `before` counts the layers of earlier ranks. A rank that a row does not have holds no layer and no end.
+    """
+
+    index: Ints
+    before: Ints
+    layers: Ints
+    first: Bools
+    last: Bools
+
+    @classmethod
+    def ends(cls, rows: Rows, layers: int) -> tuple[Ranks, Ranks, Ranks]:
+        """The first, the fullest middle and the last pp rank of a model of `layers` layers.
+
+        The middle one counts as rank 1, which holds most micro-batches in flight, and as placed last among them, where
+        fewest leading dense layers are: together never less than any real one. With pp 1 first and last are the same.
+        """
+        none, every, single = np.zeros_like(rows.pp), np.ones_like(rows.offload), rows.pp == 1
+        middle = np.where(rows.pp > 2, rows.layers_middle, 0)
+        last_before = np.where(single, 0, layers - rows.layers_last)
+        return (
+            cls(none, none, rows.layers_first, every, single),
+            cls(np.minimum(rows.pp - 1, 1), last_before - middle, middle, ~every, ~every),
+            cls(rows.pp - 1, last_before, rows.layers_last, single, every),
+        )
+
+    @classmethod
+    def every(cls, layout: Layout, layers: int) -> Ranks:
+        """All pp ranks of one layout, in order."""
+        held = [layout.layers_of(rank, layers) for rank in range(layout.pp)]
+        index = np.arange(layout.pp)
+        return cls(
+            index,
+            np.array([layers_of.start for layers_of in held], dtype=np.int64),
+            np.array([len(layers_of) for layers_of in held], dtype=np.int64),
+            index == 0,
+            index == layout.pp - 1,
+        )
