@@ -1,0 +1,268 @@
+"""One micro-batch through one decoder layer and through the two ends of a model: device seconds by operation class.
+
+Matrix products have their real shapes, experts are balanced, attention is causal and done in tiles (its scores never
+leave the device's caches). Kernels are launched by a host: what it needs is a floor under the device's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from nereus.core import DTYPE_BYTES, Head, Link, ModelSpec
+from nereus.cost import collectives
+from nereus.cost.kernels import Rates, attention_s, gemm_s, stream_s
+from nereus.cost.rows import Bools, Floats, Ints, Rows
+from nereus.cost.site import Site
+
+START = MappingProxyType(
+    {
+        "launch.power": 2.0,
+        "launch.ahead": 0.0,
+        "launch.collective": 0.0,
+        "launch.backward": 2.0,
+        "stream.activation": 1.0,
+    }
+)
+"""How a host launches kernels where nothing was measured.
+
+`power`: sharpness of the maximum of device and host time. `ahead`: share of a collective that runs while the host
+launches on (1 where kernels are queued, 0 where each is waited for). `collective`: kernels that launching one
+collective counts as. `backward`: launches of a backward pass over those of its forward pass. `stream.activation`:
+element-wise traffic over what fused kernels need.
+"""
+
+LAYER_KERNELS = 34
+"""Operations of one decoder layer in one forward pass."""
+END_KERNELS = 16
+"""Operations of the embedding, or of the head with its log-probabilities."""
+
+
+def constant(rates: Rates, name: str) -> float:
+    """A constant of the device kind, else its start value."""
+    return dict(rates.constants).get(name, START[name])
+
+
+def by_link(site: Site, spans: Bools, seconds: Callable[[Link], Floats]) -> Floats:
+    """Seconds over the link between nodes where a group spans them, over the one inside a node elsewhere."""
+    return np.where(spans, seconds(site.inter), seconds(site.intra))
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """`sequences` of `length` tokens by row, of which the head sees `head_tokens` in all."""
+
+    sequences: Floats
+    length: Floats
+    head_tokens: Floats
+
+    @property
+    def tokens(self) -> Floats:
+        """All its tokens."""
+        return self.sequences * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Seconds of one layer: `compute` on the device with the host's floor, and its collectives by class."""
+
+    compute: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Prices the layers and ends of one model for one micro-batch by row."""
+
+    spec: ModelSpec
+    rows: Rows
+    site: Site
+    batch: MicroBatch
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight or activation."""
+        return DTYPE_BYTES[self.spec.dtype]
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of one logit or loss value."""
+        return max(self.element_bytes, DTYPE_BYTES["fp32"])
+
+    @property
+    def tokens(self) -> Floats:
+        """Tokens of a tp rank: those of the micro-batch, cut by context parallelism."""
+        return self.batch.tokens / self.rows.cp
+
+    @property
+    def hidden_bytes(self) -> Floats:
+        """The hidden state of these tokens."""
+        return self.tokens * self.spec.hidden * self.element_bytes
+
+    def forward(self, routed: bool) -> Pass:
+        """A layer once; `routed` layers have experts."""
+        device_s = self._matrices_s(routed) + self.attention_s() + self._stream_s(routed)
+        return self._pass(device_s, LAYER_KERNELS, routed, self.attention_s(), 1.0)
+
+    def backward(self, routed: bool) -> Pass:
+        """Gradients of inputs and weights; attention recomputes its scores, and again whatever `recompute` says."""
+        again, attention_s = self.rows.recompute, self.attention_s()
+        device_s = 2 * (self._matrices_s(routed) + self._stream_s(routed)) + (2.5 + (again == 1)) * attention_s
+        kernels = constant(self.site.rates, "launch.backward") * LAYER_KERNELS
+        gradients = self._pass(device_s, kernels, routed, 2.5 * attention_s, 2.0)
+        repeated, full = self.forward(routed), again == 2
+        return Pass(
+            gradients.compute + full * repeated.compute,
+            gradients.tp + full * repeated.tp,
+            gradients.cp + full * repeated.cp,
+            gradients.ep + full * repeated.ep,
+        )
+
+    def attention_s(self) -> Floats:
+        """Scores and weighted values of one layer, forward."""
+        spec, heads = self.spec, _ceil(self.spec.heads, self.rows.tp)
+        width = spec.head_dim
+        if spec.kv_rank:
+            width = (spec.head_dim + spec.rope_head_dim + spec.value_head_dim) / 2  # type: ignore[assignment]
+        return attention_s(self.site.rates, self.batch.sequences, self.batch.length, heads, width) / self.rows.cp
+
+    def head_s(self, backward: bool = False) -> Floats:
+        """Logits (or scores) of the head's tokens and their loss; the backward pass takes twice as long."""
+        width, tokens = self._head_width(), self.batch.head_tokens / self.rows.cp
+        logits_s = gemm_s(self.site.rates, tokens, width, self.spec.hidden, self.element_bytes)
+        loss_s = stream_s(self.site.rates, 4.0 * self.wide_bytes * tokens * width)
+        factor = constant(self.site.rates, "launch.backward") if backward else 1.0
+        return self._launched((1 + backward) * (logits_s + loss_s), 0.0, factor * END_KERNELS)
+
+    def head_tp_s(self) -> Floats:
+        """Vocabulary-parallel loss: maximum, sum of exponentials, the target's logit."""
+        if self.spec.head is Head.SCALAR:
+            return np.zeros(len(self.rows))
+        return 3 * self._all_reduce_s(self.batch.head_tokens / self.rows.cp * self.wide_bytes)
+
+    def embedding_s(self) -> Floats:
+        """Rows of the table read and written."""
+        return self._launched(stream_s(self.site.rates, 2.0 * self.hidden_bytes), 0.0, END_KERNELS)
+
+    def hidden_tp_s(self) -> Floats:
+        """One collective pair over the hidden state: an all-reduce, or a gather and a scatter of sequence shards."""
+        reduce_s = self._all_reduce_s(self.hidden_bytes)
+        if not self.rows.sequence_parallel.any():
+            return reduce_s
+        tp, size = self.rows.tp, self.hidden_bytes
+        pair_s = by_link(
+            self.site,
+            self.rows.tp_spans,
+            lambda link: collectives.all_gather_s(link, tp, size) + collectives.reduce_scatter_s(link, tp, size),
+        )
+        return np.where(self.rows.sequence_parallel, pair_s, reduce_s)
+
+    def _pass(self, device_s: Floats, kernels: float, routed: bool, attention_s: Floats, exchanges: float) -> Pass:
+        """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
+        pairs = np.where(self.rows.ep > 1, 1 + (self.spec.shared_experts > 0), 2) if routed else 2
+        tp_s, cp_s = pairs * self.hidden_tp_s(), self._ring_s(exchanges, attention_s)
+        ep_s = 2 * self._all_to_all_s() if routed else np.zeros(len(self.rows))
+        launches = kernels + np.where(self.rows.tp > 1, 2.0 * constant(self.site.rates, "launch.collective"), 0.0)
+        compute_s = self._launched(device_s, tp_s + ep_s, launches)
+        return Pass(compute_s, tp_s, cp_s, ep_s)
+
+    def _launched(self, device_s: Floats, collective_s: Floats | float, kernels: Floats | float) -> Floats:
+        """Device time under the host's floor; what of a collective the host runs ahead of shortens the wait for it."""
+        rates, power = self.site.rates, constant(self.site.rates, "launch.power")
+        hidden_s = constant(rates, "launch.ahead") * collective_s
+        busy_s = device_s + hidden_s
+        return np.asarray((busy_s**power + (kernels * rates.launch_s) ** power) ** (1 / power) - hidden_s)
+
+    def _matrices_s(self, routed: bool) -> Floats:
+        spec, tp = self.spec, self.rows.tp
+        projections_s = self._latent_s() if spec.kv_rank else self._grouped_s()
+        if not routed:
+            return projections_s + self._feed_forward_s(self.tokens, _ceil(spec.ffn_hidden, tp))
+        router_s = self._gemm_s(self.tokens, spec.experts, spec.hidden)
+        found = projections_s + router_s + self._experts_s()
+        if spec.shared_experts:
+            found = found + self._feed_forward_s(self.tokens, _ceil(spec.shared_experts * spec.expert_hidden, tp))
+        return np.asarray(found)
+
+    def _grouped_s(self) -> Floats:
+        """Query, key, value and output projections."""
+        spec = self.spec
+        query = _ceil(spec.heads, self.rows.tp) * spec.head_dim
+        keys = _ceil(spec.kv_heads, self.rows.tp) * spec.head_dim
+        inputs_s = self._gemm_s(self.tokens, query + 2 * keys, spec.hidden)
+        return inputs_s + self._gemm_s(self.tokens, spec.hidden, query)
+
+    def _latent_s(self) -> Floats:
+        """Compressions (on every tp rank), expansions by head, and the output projection."""
+        spec, heads = self.spec, _ceil(self.spec.heads, self.rows.tp)
+        query = heads * (spec.head_dim + spec.rope_head_dim)
+        compress_s = self._gemm_s(self.tokens, spec.query_rank + spec.kv_rank + spec.rope_head_dim, spec.hidden)
+        expand_s = self._gemm_s(self.tokens, query, spec.query_rank or spec.hidden)
+        values_s = self._gemm_s(self.tokens, heads * (spec.head_dim + spec.value_head_dim), spec.kv_rank)
+        return compress_s + expand_s + values_s + self._gemm_s(self.tokens, spec.hidden, heads * spec.value_head_dim)
+
+    def _experts_s(self) -> Floats:
+        """The chosen experts of all tokens, grouped: at least the weights of the local experts are read."""
+        spec, rows = self.spec, self.rows
+        width = _ceil(spec.expert_hidden, np.where(rows.ep > 1, 1, rows.tp))
+        pairs = self.tokens * spec.experts_per_token / np.where(rows.ep > 1, rows.tp, 1)
+        weights = (2 + spec.gated) * spec.hidden * width * _ceil(spec.experts, rows.ep) * self.element_bytes
+        return np.maximum(self._feed_forward_s(pairs, width), stream_s(self.site.rates, weights))
+
+    def _feed_forward_s(self, tokens: Floats, width: Ints) -> Floats:
+        up_s = self._gemm_s(tokens, (1 + self.spec.gated) * width, self.spec.hidden)
+        return up_s + self._gemm_s(tokens, self.spec.hidden, width)
+
+    def _gemm_s(self, m: Floats, n: Ints | int, k: Ints | int) -> Floats:
+        return gemm_s(self.site.rates, m, np.asarray(n), np.asarray(k), self.element_bytes)
+
+    def _stream_s(self, routed: bool) -> Floats:
+        """Norms and residual sums, cut by sequence parallelism; rotations and the activation, cut by tp."""
+        spec, tp = self.spec, self.rows.tp
+        whole = 10 * spec.hidden / np.where(self.rows.sequence_parallel, tp, 1)
+        heads = 4 * (_ceil(spec.heads, tp) + _ceil(spec.kv_heads, tp)) * spec.head_dim
+        if routed:
+            width = (spec.experts_per_token + spec.shared_experts) * spec.expert_hidden
+            whole = whole + 4 * spec.experts_per_token * spec.hidden / tp
+        else:
+            width = spec.ffn_hidden
+        elements = whole + heads + (2 + spec.gated) * _ceil(width, tp)
+        factor = constant(self.site.rates, "stream.activation")
+        return stream_s(self.site.rates, factor * self.tokens * elements * self.element_bytes)
+
+    def _ring_s(self, exchanges: float, attention_s: Floats) -> Floats:
+        """Keys and values go round the cp ranks behind the attention of those at hand; what does not fit shows."""
+        cp = self.rows.cp
+        if not (cp > 1).any():
+            return np.zeros(len(self.rows))
+        spec = self.spec
+        keys = 2 * _ceil(spec.kv_heads, self.rows.tp) * spec.head_dim
+        if spec.kv_rank:
+            keys = np.asarray(spec.kv_rank + spec.rope_head_dim)
+        size = exchanges * self.tokens * keys * self.element_bytes
+        turn_s = by_link(self.site, self.rows.tp_spans, lambda link: collectives.send_s(link, size))
+        return np.where(cp > 1, np.maximum((cp - 1) * turn_s - attention_s * (cp - 1) / cp, 0.0), 0.0)
+
+    def _all_to_all_s(self) -> Floats:
+        """Chosen tokens travel to their experts, or back."""
+        rows, size = self.rows, self.hidden_bytes * self.spec.experts_per_token
+        size = size / np.where(rows.ep > 1, rows.tp, 1)
+        return by_link(self.site, rows.ep_spans, lambda link: collectives.all_to_all_s(link, rows.ep, size))
+
+    def _all_reduce_s(self, size_bytes: Floats) -> Floats:
+        tp = self.rows.tp
+        return by_link(self.site, self.rows.tp_spans, lambda link: collectives.all_reduce_s(link, tp, size_bytes))
+
+    def _head_width(self) -> Ints:
+        if self.spec.head is Head.SCALAR:
+            return np.ones_like(self.rows.tp)
+        return _ceil(self.spec.vocab, self.rows.tp)
+
+
+def _ceil(size: int, degree: Ints) -> Ints:
+    return np.asarray(-(-size // degree))
