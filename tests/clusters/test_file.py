@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nereus.clusters.file import File
+from nereus.clusters.file import File, read
 from nereus.core import Boundary, Link, SettingsError
 
 TEXT = """
@@ -67,3 +67,20 @@ def test_a_bad_file_is_refused_with_its_key(tmp_path: Path, old: str, new: str, 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         File(str(tmp_path / "none.yaml"))
+
+
+def test_constants_and_the_host_rate_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    text = TEXT.replace("launch_s: 1e-5}", "launch_s: 1e-5, host_rate: 25 GB/s, constants: {gemm.share: 0.5}}")
+    assert text != TEXT
+    path.write_text(text)
+    (kind,) = read(path).kinds.values()
+    assert kind.host_bytes_per_s == 25e9
+    assert kind.constants == {"gemm.share": 0.5}
+
+
+def test_an_unknown_constant_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(TEXT.replace("launch_s: 1e-5}", "launch_s: 1e-5, constants: {gem.share: 0.5}}"))
+    with pytest.raises(SettingsError, match=r"'gem\.share' in kind\.constants.*did you mean 'gemm\.share'"):
+        read(path)

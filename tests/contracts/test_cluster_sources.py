@@ -20,6 +20,7 @@ def options(name: str, directory: Path) -> dict[str, object]:
     valid: dict[str, dict[str, object]] = {
         "local": {"devices": 2, "capacity": "1 MiB", "cores": 2},
         "file": {"path": str(directory / "pool.yaml")},
+        "named": {"type": "h200x2", "nodes": 2},
         "trace": {"path": str(directory / "pool.csv"), "pool": {"devices": 2, "capacity": "1 MiB", "cores": 2}},
     }
     return valid[name]

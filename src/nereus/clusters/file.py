@@ -6,6 +6,9 @@ devices_per_node: 8
 kind: {name: h200, memory: 141 GB, peak_flops: {bf16: 989e12}, memory_rate: 4.8 TB/s, launch_s: 1e-5}
 links: {intra: {rate: 450 GB/s, latency_s: 5e-6}, inter: {rate: 50 GB/s, latency_s: 1e-5}}
 ```
+
+A kind may add `host_rate` (one direction to host memory), and both a kind and a link `constants` of the cost model by
+name (`nereus calibrate` writes such a file).
 """
 
 from __future__ import annotations
@@ -18,8 +21,13 @@ from typing import Any
 
 import yaml
 
+from nereus.clusters._constants import KIND_CONSTANTS, LINK_CONSTANTS
 from nereus.core import DTYPE_BYTES, Boundary, Cluster, Device, DeviceKind, Link, SettingsError
 from nereus.core.sizes import rate_bytes_per_s, size_bytes
+
+PRECISIONS = (*DTYPE_BYTES, "fp4")
+"""What `peak_flops` may name."""
+_OPTIONAL = ("launch_s", "host_rate", "constants")
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,10 @@ class File:
         return frozenset(self._cluster.ids)
 
 
-def read(path: Path, nodes: int | None, memory: str | int | None) -> Cluster:
-    """The cluster of a file. Raises SettingsError naming the file and the key."""
+def read(
+    path: Path, nodes: int | None = None, memory: str | int | None = None, devices_per_node: int | None = None
+) -> Cluster:
+    """The cluster of a file, which the other arguments override. Raises SettingsError naming the file and the key."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -56,28 +66,38 @@ def read(path: Path, nodes: int | None, memory: str | int | None) -> Cluster:
     links = _keys(path, "links", top["links"], ("intra", "inter"))
     count = _whole(path, "nodes", top["nodes"] if nodes is None else nodes)
     per_node = _whole(path, "devices_per_node", top["devices_per_node"])
+    per_node = per_node if devices_per_node is None else devices_per_node
     devices = tuple(Device(index, index // per_node, kind.name) for index in range(count * per_node))
     return Cluster(devices, {kind.name: kind}, {name: _link(path, name, link) for name, link in links.items()})
 
 
 def _kind(path: Path, data: Any, memory: str | int | None) -> DeviceKind:
-    kind = _keys(path, "kind", data, ("name", "memory", "peak_flops", "memory_rate"), ("launch_s",))
-    peaks = _keys(path, "kind.peak_flops", kind["peak_flops"], (), tuple(DTYPE_BYTES))
+    kind = _keys(path, "kind", data, ("name", "memory", "peak_flops", "memory_rate"), _OPTIONAL)
+    peaks = _keys(path, "kind.peak_flops", kind["peak_flops"], (), PRECISIONS)
     if not peaks:
-        raise SettingsError(f"{path}: kind.peak_flops is empty, name at least one of {', '.join(DTYPE_BYTES)}")
+        raise SettingsError(f"{path}: kind.peak_flops is empty, name at least one of {', '.join(PRECISIONS)}")
+    host = kind.get("host_rate")
     return DeviceKind(
         name=str(kind["name"]),
         memory_bytes=size_bytes(kind["memory"] if memory is None else memory, f"{path}: kind.memory"),
         peak_flops={dtype: _number(path, f"kind.peak_flops.{dtype}", value) for dtype, value in peaks.items()},
         memory_bytes_per_s=rate_bytes_per_s(kind["memory_rate"], f"{path}: kind.memory_rate"),
         launch_s=_number(path, "kind.launch_s", kind.get("launch_s", 1e-5)),
+        host_bytes_per_s=0.0 if host is None else rate_bytes_per_s(host, f"{path}: kind.host_rate"),
+        constants=_constants(path, "kind.constants", kind.get("constants", {}), KIND_CONSTANTS),
     )
 
 
 def _link(path: Path, name: str, data: Any) -> Link:
-    link = _keys(path, f"links.{name}", data, ("rate", "latency_s"))
+    link = _keys(path, f"links.{name}", data, ("rate", "latency_s"), ("constants",))
     rate = rate_bytes_per_s(link["rate"], f"{path}: links.{name}.rate")
-    return Link(rate, _number(path, f"links.{name}.latency_s", link["latency_s"]))
+    constants = _constants(path, f"links.{name}.constants", link.get("constants", {}), LINK_CONSTANTS)
+    return Link(rate, _number(path, f"links.{name}.latency_s", link["latency_s"]), constants)
+
+
+def _constants(path: Path, where: str, data: Any, valid: Collection[str]) -> dict[str, float]:
+    given = _keys(path, where, data, (), tuple(valid))
+    return {name: _number(path, f"{where}.{name}", value) for name, value in given.items()}
 
 
 def _keys(
