@@ -24,7 +24,7 @@ START = MappingProxyType(
         "attention.share": 1.0,
         "decode_attention.share": 1.0,
         "stream.share": 1.0,
-        "launch.norm": 2.0,
+        "launch.power": 2.0,
     }
 )
 """Kernels of a device of which nothing was measured: its peaks, which the efficiencies of classes then discount."""
@@ -101,5 +101,5 @@ def stream_s(rates: Rates, size_bytes: Numbers) -> Floats:
 
 def launched_s(rates: Rates, device_s: Numbers, kernels: Numbers) -> Floats:
     """`device_s` of kernels which the host launches one by one: the larger of both, smoothed where they are close."""
-    norm = rates["launch.norm"]
+    norm = rates["launch.power"]
     return np.asarray((device_s**norm + (kernels * rates.launch_s) ** norm) ** (1 / norm))
