@@ -47,25 +47,27 @@ MINI_BATCH_COMMANDS = 2
 def forward(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> CallPrices:
     """Forward passes over a whole step's batch (inference, old log-probabilities), on the unit with most of it."""
     share = -(-workload.sequences // rows.dp)
-    return _Pipeline(spec, rows, workload, site, train=False).price(share)
+    return Pipeline(spec, rows, workload, site, train=False).price(share)
 
 
 def update(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> CallPrices:
     """All mini-batches and epochs of a step, on the unit with most of them."""
     share = -(-workload.mini_batch // rows.dp)
-    return _Pipeline(spec, rows, workload, site, train=True).price(share)
+    return Pipeline(spec, rows, workload, site, train=True).price(share, workload.updates)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pipeline:
+class Pipeline:
+    """Prices one call of one model; rows may differ in how much of it their unit handles."""
+
     spec: ModelSpec
     rows: Rows
     workload: Workload
     site: Site
     train: bool
 
-    def price(self, share: Ints) -> CallPrices:
-        """The call, of which a unit handles `share` sequences (of each mini-batch)."""
+    def price(self, share: Ints, repeats: Ints | int = 1) -> CallPrices:
+        """The call `repeats` times, of which a unit handles `share` sequences each time."""
         rows = self.rows
         size = np.minimum(rows.micro_batch, share)
         full, rest = np.divmod(share, size)
@@ -84,14 +86,16 @@ class _Pipeline:
         busiest = np.argmax(np.where(counts > 0, weights, -1.0), axis=0)
         waits = np.array([self.site.weigh(one) for one in ones])
         wait_s = ((counts * waits).sum(axis=0) - np.choose(busiest, waits)) / rows.vpp
-        return self._finish({name: np.choose(busiest, [total[name] for total in totals]) for name in totals[0]}, wait_s)
+        return self._finish(
+            {name: np.choose(busiest, [total[name] for total in totals]) for name in totals[0]}, wait_s, repeats
+        )
 
-    def _finish(self, total: Seconds, wait_s: Floats) -> CallPrices:
+    def _finish(self, total: Seconds, wait_s: Floats, repeats: Ints | int) -> CallPrices:
         """The wait is predicted time already, so it enters the ideal seconds such that weighing gives it back."""
-        repeats, commands = (self.workload.updates, MINI_BATCH_COMMANDS) if self.train else (1, 1)
+        commands = MINI_BATCH_COMMANDS if self.train else 1
         ideal = {name: repeats * seconds for name, seconds in total.items()}
         ideal["pp"] = ideal["pp"] + repeats * wait_s * self.site.efficiency("pp").value
-        ideal["dispatch"] = np.full(len(self.rows), repeats * commands * self._constant("dispatch_s"))
+        ideal["dispatch"] = repeats * np.full(len(self.rows), commands * self._constant("dispatch_s"))
         kept = {name: seconds for name, seconds in ideal.items() if seconds.any()}
         return CallPrices(self.site.weigh(kept), kept)
 
@@ -172,7 +176,8 @@ class _Pipeline:
         """Elements on a device of a pp rank: what every token passes, and routed experts."""
         spec = self.spec
         dense = np.clip(spec.dense_layers - rank.before, 0, rank.layers) if spec.experts else rank.layers
-        plain = dense * parts.dense_layer + rank.first * parts.first_rank + rank.last * parts.last_rank
+        tied = rank.last & ~rank.first & spec.tied_embeddings
+        plain = dense * parts.dense_layer + (rank.first | tied) * parts.first_rank + rank.last * parts.last_rank
         if not spec.experts:
             return plain.astype(float), np.zeros(len(self.rows))
         routed = rank.layers - dense
