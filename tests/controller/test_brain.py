@@ -12,7 +12,7 @@ from nereus.controller.admission.always import Always
 from nereus.controller.admission.never import Never
 from nereus.controller.brain import Brain, remaining
 from nereus.controller.loop import run, tick
-from nereus.controller.outlook import Outlook, class_seconds, frugal
+from nereus.controller.outlook import Outlook, frugal
 from nereus.controller.replay import Entry, replay
 from nereus.core import (
     Adapt,
@@ -309,7 +309,7 @@ def test_seconds_by_class_add_up_to_the_step() -> None:
     state = warmed(made, begin(made, ready=4))
     for calibration in (TRUTH, state.calibration):
         outlook = Outlook(WORKFLOW, made.capabilities, SCHEMAS, state.pool, state.workload, calibration, 0.1, 8)
-        found = class_seconds(outlook.model, state.plan)
+        found = outlook.model.class_s(state.plan)
         assert sum(found.values()) == pytest.approx(outlook.estimate(state.plan).step_s)
 
 

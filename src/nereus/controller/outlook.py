@@ -30,7 +30,6 @@ from nereus.core import (
     Workload,
     expand,
 )
-from nereus.cost import operations
 from nereus.cost.step import StepModel
 from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
@@ -126,25 +125,12 @@ class Outlook:
 
         What both plans spend in one class of operations is uncertain for both alike and cancels.
         """
-        old, new = class_seconds(self.model, before), class_seconds(self.model, after)
+        old, new = self.model.class_s(before), self.model.class_s(after)
         variance = sum(
-            (old.get(name, 0.0) - new.get(name, 0.0)) ** 2 * operations.efficiency(self.calibration, name).variance
+            (old.get(name, 0.0) - new.get(name, 0.0)) ** 2 * self.model.variance(name)
             for name in old.keys() | new.keys()
         )
         return sum(old.values()) - sum(new.values()) - math.sqrt(variance)
-
-
-def class_seconds(model: StepModel, plan: Plan) -> dict[str, float]:
-    """Predicted seconds on the critical path by operation class; together they are the step."""
-    path = set(model.estimate(plan).critical_path)
-    found: dict[str, float] = {}
-    for key, ideal_s in model.breakdown(plan).items():
-        call, _, name = key.rpartition(":")
-        if call in path:
-            rate = operations.efficiency(model.calibration, name).value
-            seconds = ideal_s / rate * operations.residual(model.calibration, call).value
-            found[name] = found.get(name, 0.0) + seconds
-    return found
 
 
 def settled(plan: Plan, units: EMUSet) -> Plan:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from nereus.core import DTYPE_BYTES, Calibration, DeviceKind, Efficiency, Head, Layout, Link, ModelSpec
 
-CLASSES = ("prefill", "decode", "forward", "backward", "optimizer", "tp", "pp", "dp", "sync", "dispatch")
+CLASSES = (
+    "prefill", "decode", "forward", "backward", "optimizer",
+    "tp", "pp", "dp", "cp", "ep", "offload", "sync", "dispatch",
+)  # fmt: skip
 
 START_EFFICIENCY = 0.4
 """Share of the ideal rate that an unseen class is believed to reach: low, so that surprises are good ones."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,18 +92,27 @@ class Rows:
         )  # fmt: skip
 
     @classmethod
-    def placed(cls, assignment: Assignment, layers: int, node_of: dict[int, int]) -> Rows:
+    def placed(cls, assignment: Assignment, layers: int, node_of: Mapping[int, int]) -> Rows:
         """One row: an assignment where it lies, with the nodes of its devices."""
-        candidate, layout = assignment.candidate, assignment.candidate.layout
+        candidate = assignment.candidate
         row = cls.of([candidate], layers, node_size=1 << 40)
-        nodes = [[node_of[device] for device in unit] for unit in assignment.units]
-        group = len(nodes[0]) // layout.pp
-        tp = any(len(set(unit[i : i + group])) > 1 for unit in nodes for i in range(0, len(unit), group))
-        pp = any(unit[i] != unit[i + group] for unit in nodes for i in range(len(unit) - group))
-        dp = any(len({unit[i] for unit in nodes}) > 1 for i in range(len(nodes[0])))
-        changed = {"tp_spans": tp, "pp_spans": pp, "dp_spans": dp, "ep_spans": candidate.ep > 1 and (tp or dp)}
-        columns = {field.name: getattr(row, field.name) for field in fields(cls)}
-        return cls(**columns | {name: np.array([value]) for name, value in changed.items()})
+        flat = [node_of[device] for unit in assignment.units for device in unit]
+        nodes = np.array(flat, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, -1)
+        tp = bool((nodes != nodes[:, :, :1]).any())
+        pp = bool((nodes != nodes[:, :1]).any())
+        dp = bool((nodes != nodes[:1]).any())
+        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or dp))
+
+    def spanning(self, tp: bool, pp: bool, dp: bool, ep: bool) -> Rows:
+        """The rows with groups that leave their nodes as said, whatever packing would do."""
+        size = len(self)
+        return replace(
+            self,
+            tp_spans=np.full(size, tp),
+            pp_spans=np.full(size, pp),
+            dp_spans=np.full(size, dp),
+            ep_spans=np.full(size, ep),
+        )
 
 
 def spans(devices: Ints, node_size: int) -> Bools:

@@ -1,7 +1,10 @@
-"""When each call of a step runs: data edges, and calls that share a device take turns (paper §4.2).
+"""When each call of a step runs: the one place that says what waits for what (paper §4.2, D7.5).
 
-Turns are taken in workflow order whatever the times, so a step is the longest path of a fixed graph: making any call
-shorter never makes the step longer.
+A call waits for (1) the calls whose data it reads, (2) earlier calls on any of its devices, (3) earlier calls of
+another stage in its partition, which runs one stage at a time. Earlier means earlier in workflow order, whatever the
+times, so a step is the longest path of a fixed graph: making any call shorter never makes the step longer. The weight
+synchronisation comes after everything. An asynchronous job generates from the weights of the step before, so nothing
+waits for generation but what needs its devices, its partition or new weights.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nereus.core import Workflow
+from nereus.core import ModelStage, Plan, Stage, Workflow
 
 SYNC = "sync"
 """The weight synchronisation that ends a step; its seconds and timings go by this name."""
@@ -25,16 +28,55 @@ class Timeline:
 
 
 def node_order(workflow: Workflow) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Calls in workflow order with what each waits for; the weight synchronisation comes last, after everything."""
+    """Calls in workflow order, the weight synchronisation last, with what each waits for whatever the plan."""
     order = workflow.order()
     before: dict[str, list[str]] = {name: [] for name in order}
     for earlier, later in workflow.edges():
-        before[later].append(earlier)
+        if not (workflow.asynchronous and _generates(workflow, earlier) and not _generates(workflow, later)):
+            before[later].append(earlier)
     if workflow.weight_syncs:
-        touched = {model_stage for pair in workflow.weight_syncs for model_stage in pair}
-        before[SYNC] = [name for name in order if workflow.call(name).model_stage in touched]
+        before[SYNC] = list(order)
         order = (*order, SYNC)
     return order, {name: tuple(names) for name, names in before.items()}
+
+
+def waits(workflow: Workflow, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """What each call waits for under a plan."""
+    order, before = node_order(workflow)
+    devices = {ms: plan.of(ms).devices for ms in plan.model_stages}
+    home = {ms: index for index, partition in enumerate(plan.partitions) for ms in partition.model_stages}
+    taking_turns = {
+        (one, other): not devices[one].isdisjoint(devices[other])
+        or (one.stage is not other.stage and home.get(one, -1) == home.get(other, -2))
+        for one in devices
+        for other in devices
+    }
+    who: dict[str, ModelStage] = {call.name: call.model_stage for call in workflow.calls}
+    return {
+        name: before[name]
+        if name == SYNC
+        else (
+            *before[name],
+            *(other for other in order[:index] if taking_turns[who[other], who[name]] and other not in before[name]),
+        )
+        for index, name in enumerate(order)
+    }
+
+
+def timeline(order: Sequence[str], waits: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> Timeline:
+    """The longest path through the calls."""
+    ends: dict[str, float] = {}
+    latest: dict[str, str] = {}
+    for name in order:
+        start = 0.0
+        for other in waits[name]:
+            if ends[other] > start:
+                start, latest[name] = ends[other], other
+        ends[name] = start + seconds[name]
+    path = [max(order, key=ends.__getitem__)]
+    while path[-1] in latest:
+        path.append(latest[path[-1]])
+    return Timeline(ends[path[0]], ends, tuple(reversed(path)))
 
 
 def mask(devices: Iterable[int]) -> int:
@@ -57,17 +99,5 @@ def turns(
     return waits
 
 
-def timeline(order: Sequence[str], waits: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> Timeline:
-    """The longest path through the calls."""
-    ends: dict[str, float] = {}
-    latest: dict[str, str] = {}
-    for name in order:
-        start = 0.0
-        for other in waits[name]:
-            if ends[other] > start:
-                start, latest[name] = ends[other], other
-        ends[name] = start + seconds[name]
-    path = [max(order, key=ends.__getitem__)]
-    while path[-1] in latest:
-        path.append(latest[path[-1]])
-    return Timeline(ends[path[0]], ends, tuple(reversed(path)))
+def _generates(workflow: Workflow, name: str) -> bool:
+    return workflow.call(name).model_stage.stage is Stage.GENERATION

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereus.core import Calibration, Efficiency, Link
+from nereus.core import Calibration, DeviceKind, Efficiency, Link
 from nereus.cost import operations
 from nereus.cost.kernels import Rates
 from nereus.cost.rows import Bools, Floats
@@ -24,6 +24,12 @@ class Site:
     intra: Link
     inter: Link
     calibration: Calibration
+    kinds: tuple[DeviceKind, ...] = ()
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """Rate of one direction to host memory of the slowest device; 0 where nothing can be offloaded."""
+        return min((kind.host_bytes_per_s for kind in self.kinds), default=0.0)
 
     def efficiency(self, name: str) -> Efficiency:
         """What is known about a class; before the first observation 1 with fitted constants, else conservative."""

@@ -1,66 +1,61 @@
-"""Seconds and bytes of one RL step under a plan: the objective and the constraint of the search (paper §4.2)."""
+"""Seconds and bytes of one RL step: the objective and the constraint of the search (paper §4.2).
+
+`price` answers for many candidates of one model-stage at once, the rest for a whole plan; both compose the same prices.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from nereus.core import (
-    DTYPE_BYTES,
     Assignment,
     Calibration,
     Candidate,
     Cluster,
+    DeviceKind,
     Estimate,
-    Kind,
-    Layout,
-    Link,
+    ModelStage,
     Plan,
     Work,
     Workflow,
     Workload,
 )
-from nereus.core.sizes import show_bytes
-from nereus.cost import operations
-from nereus.cost.calls import CallCost, CallModel, Site
-from nereus.cost.memory import Sizes, master_bytes, transient_bytes
-from nereus.cost.operations import TENSORS_PER_LAYER, Rates
-from nereus.cost.schedule import SYNC, Timeline, mask, node_order, timeline, turns
-from nereus.cost.state import schemas
+from nereus.cost import generation, operations, sync, training
+from nereus.cost.kernels import Rates
+from nereus.cost.memory import Memory, Terms
+from nereus.cost.peaks import Footprint, Peak, peaks
+from nereus.cost.prices import CallPrices, Prices
+from nereus.cost.ranks import Ranks
+from nereus.cost.rows import Floats, Rows
+from nereus.cost.schedule import SYNC, Timeline, node_order, timeline, waits
+from nereus.cost.site import Site
 
-Units = tuple[tuple[int, ...], ...]
+PRICE = {Work.GENERATE: generation.generate, Work.FORWARD: training.forward, Work.UPDATE: training.update}
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
-    """The largest use of one device: what is stored there, and the call that adds most, by term."""
+class CallCost:
+    """`seconds` of a call; of its busiest device by class the `ideal` seconds and those that are predicted.
 
-    resident_bytes: int
-    call: str
-    terms: Mapping[str, int]
+    From the ideal ones efficiencies are learnt; the predicted ones add up to `seconds`.
+    """
 
-    @property
-    def transient_bytes(self) -> int:
-        """Bytes of the call's terms."""
-        return sum(self.terms.values())
+    seconds: float
+    ideal: Mapping[str, float]
+    class_s: Mapping[str, float]
 
-    @property
-    def bytes(self) -> int:
-        """The peak."""
-        return self.resident_bytes + self.transient_bytes
-
-    def describe(self) -> str:
-        """The call and the term that make the peak, in words."""
-        term = max(self.terms, key=self.terms.__getitem__, default="")
-        stored = f"{show_bytes(self.resident_bytes)} stored"
-        if not self.transient_bytes:
-            return stored
-        return f"{self.call}: {term} {show_bytes(self.terms[term])} of {show_bytes(self.transient_bytes)}, {stored}"
+    def __add__(self, other: CallCost) -> CallCost:
+        return CallCost(
+            self.seconds + other.seconds, _merged(self.ideal, other.ideal), _merged(self.class_s, other.class_s)
+        )
 
 
 class StepModel:
-    """Predicts a job's step on a cluster. Prices are remembered, so ask one model about many plans."""
+    """Predicts a job's step on a cluster. What model-stages cost is remembered, so ask one model about many plans."""
 
     def __init__(
         self, workflow: Workflow, workload: Workload, cluster: Cluster, calibration: Calibration | None = None
@@ -69,27 +64,41 @@ class StepModel:
         self.workload = workload
         self.cluster = cluster
         self.calibration = calibration or Calibration()
-        self.schemas = schemas(workflow)
         self.order, self.before = node_order(workflow)
-        self._sizes = {model_stage: Sizes(schema) for model_stage, schema in self.schemas.items()}
         self._node = {device.id: device.node for device in cluster.devices}
-        self._kind = {device.id: cluster.kinds[device.kind] for device in cluster.devices}
-        self._costs: dict[tuple[Candidate, Work, int, Site], CallCost] = {}
-        self._terms: dict[tuple[Candidate, Work, int], dict[str, int]] = {}
+        self._kind = {device.id: device.kind for device in cluster.devices}
+        self._sites: dict[tuple[frozenset[str], str], Site] = {}
+        self._costs: dict[object, dict[str, CallCost]] = {}
+        self._footprints: dict[object, tuple[Footprint, ...]] = {}
+
+    def price(self, model_stage: ModelStage, rows: Rows, kinds: str | Collection[str], precision: str = "") -> Prices:
+        """What every row costs on devices of one kind, or on several kinds at the pace of the slowest.
+
+        `precision` is that of the matrix products; empty means the dtype of the model.
+        """
+        names = frozenset({kinds} if isinstance(kinds, str) else kinds)
+        site = self._site(names, precision or self.workflow.spec(model_stage).dtype)
+        found = self._priced(model_stage, rows, site)
+        sync_s = found.pop(SYNC).seconds
+        resident, transient = self._memory(model_stage, rows, names)
+        return Prices({name: price.seconds for name, price in found.items()}, sync_s, resident, transient)
 
     def estimate(self, plan: Plan) -> Estimate:
         """The predicted step: critical path over calls, peak by device, relative uncertainty."""
-        costs = self._plan_costs(plan)
-        line = self._timeline(plan, costs)
-        peaks = self.peaks(plan)
+        line, found = self.timeline(plan), self.peaks(plan)
+        words = {id(peak): peak.describe() for peak in found.values()}
         return Estimate(
             step_s=line.step_s,
-            call_s={name: cost.seconds for name, cost in costs.items()},
-            peak_bytes={device: peak.bytes for device, peak in peaks.items()},
+            call_s=self.call_s(plan),
+            peak_bytes={device: peak.bytes for device, peak in found.items()},
             critical_path=line.critical_path,
-            uncertainty=self._uncertainty(costs, line),
-            limits={device: peak.describe() for device, peak in peaks.items()},
+            uncertainty=self._uncertainty(plan, line),
+            limits={device: words[id(peak)] for device, peak in found.items()},
         )
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """When each call of a plan ends."""
+        return timeline(self.order, waits(self.workflow, plan), self.call_s(plan))
 
     def breakdown(self, plan: Plan) -> Mapping[str, float]:
         """Ideal seconds of the busiest device of each call, keyed `call:class` as measured timings are."""
@@ -97,167 +106,161 @@ class StepModel:
             f"{call}:{name}": seconds
             for call, cost in self._plan_costs(plan).items()
             for name, seconds in cost.ideal.items()
+            if seconds
         }
 
     def call_s(self, plan: Plan) -> Mapping[str, float]:
         """Predicted seconds of each call, and of the weight synchronisation."""
         return {name: cost.seconds for name, cost in self._plan_costs(plan).items()}
 
-    def costs(self, candidate: Candidate, units: Units) -> dict[str, CallCost]:
-        """The cost of each call of a placed model-stage: that of its slowest unit."""
-        ordered = sorted(units, key=lambda unit: unit[0])
-        sites = self._sites(candidate, ordered)
-        found: dict[str, CallCost] = {}
-        for call in self.workflow.calls_of(candidate.model_stage):
-            whole = self.workload.mini_batch if call.work is Work.UPDATE else self.workload.sequences
-            small, extra = divmod(whole, candidate.dp)
-            # Units on equal sites differ in their share alone, and the first of them has the largest.
-            first: dict[Site, int] = {}
-            for index, site in enumerate(sites):
-                first.setdefault(site, small + (index < extra))
-            slowest = max(
-                (self._cost(candidate, call.work, rows, site) for site, rows in first.items() if rows),
-                key=lambda cost: cost.seconds,
-            )
-            factor = operations.residual(self.calibration, call.name).value
-            found[call.name] = CallCost(slowest.seconds * factor, slowest.ideal)
+    def class_s(self, plan: Plan) -> dict[str, float]:
+        """Predicted seconds on the critical path by operation class; together they are the step."""
+        costs, found = self._plan_costs(plan), dict[str, float]()
+        for call in self.timeline(plan).critical_path:
+            for name, seconds in costs[call].class_s.items():
+                found[name] = found.get(name, 0.0) + seconds
         return found
 
-    def resident(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes stored between calls by position in a unit (pp rank, then tp rank)."""
-        sizes, layout = self._sizes[candidate.model_stage], candidate.layout
-        return tuple(
-            sizes.elements(layout, pp_rank, tp_rank) * sizes.schema.element_bytes
-            for pp_rank in range(layout.pp)
-            for tp_rank in range(layout.tp)
-        )
-
-    def transient(self, candidate: Candidate, call: str, pp_rank: int) -> Mapping[str, int]:
-        """What a call adds on the devices of a pp rank, by term, scaled by what measured peaks taught."""
-        work = self.workflow.call(call).work
-        key = (candidate, work, pp_rank)
-        if key not in self._terms:
-            model_stage = candidate.model_stage
-            sizes = self._sizes[model_stage]
-            gradients = sizes.elements(candidate.layout, pp_rank, 0) * master_bytes(sizes.schema)
-            terms = transient_bytes(self.workflow.spec(model_stage), candidate, self.workload, work, pp_rank, gradients)
-            scale = self.calibration.memory_scale
-            self._terms[key] = {name: math.ceil(scale * size) for name, size in terms.items()}
-        return self._terms[key]
+    def variance(self, name: str) -> float:
+        """Of the logarithm of a class's efficiency, on the kind of device about which least is known."""
+        dtypes = {spec.dtype for spec in self.workflow.specs.values()}
+        kinds = {device.kind for device in self.cluster.devices}
+        sites = [self._site(frozenset({kind}), dtype) for kind in kinds for dtype in dtypes]
+        return max((site.efficiency(name).variance for site in sites), default=operations.START_VARIANCE)
 
     def peaks(self, plan: Plan) -> dict[int, Peak]:
-        """The peak of every device: idle co-residents and the largest transient of any call there (D7.1)."""
-        stored = dict.fromkeys(plan.devices, 0)
-        largest: dict[int, tuple[int, str, Mapping[str, int]]] = dict.fromkeys(plan.devices, (0, "", {}))
-        for assignment in plan.assignments:
-            candidate = assignment.candidate
-            resident = self.resident(candidate)
-            calls = [call.name for call in self.workflow.calls_of(candidate.model_stage)]
-            for unit in assignment.units:
-                for position, device in enumerate(unit):
-                    stored[device] += resident[position]
-                    for call in calls:
-                        terms = self.transient(candidate, call, position // candidate.layout.tp)
-                        size = sum(terms.values())
-                        if size > largest[device][0]:
-                            largest[device] = (size, call, terms)
-        return {device: Peak(stored[device], *largest[device][1:]) for device in sorted(stored)}
+        """The peak of every device (D7.1)."""
+        return peaks(plan, self.footprints)
 
-    def sync_cost(self, pairs: Sequence[tuple[Assignment, Assignment]]) -> CallCost:
-        """Shard-to-shard copies, one (source, target) pair after another: the busiest receiver or sender of each."""
-        ideal = sum(self._copy_s(source, target) for source, target in pairs)
-        seconds = ideal / operations.efficiency(self.calibration, "sync").value
-        return CallCost(seconds * operations.residual(self.calibration, SYNC).value, {"sync": ideal})
+    def costs(self, assignment: Assignment) -> Mapping[str, CallCost]:
+        """The cost of each call of a placed model-stage, and under `sync` its part of the weight synchronisation."""
+        candidate, spec = assignment.candidate, self.workflow.spec(assignment.candidate.model_stage)
+        rows, kinds = Rows.placed(assignment, spec.layers, self._node), self._kinds(assignment)
+        key = (candidate, kinds, bool(rows.tp_spans[0]), bool(rows.pp_spans[0]), bool(rows.dp_spans[0]))
+        if key not in self._costs:
+            site = self._site(kinds, candidate.precision or spec.dtype)
+            priced = self._priced(candidate.model_stage, rows, site)
+            self._costs[key] = {name: self._cost(name, price, site) for name, price in priced.items()}
+        return self._costs[key]
+
+    def footprints(self, assignment: Assignment) -> tuple[Footprint, ...]:
+        """What each pp rank of a placed model-stage stores and what its calls add, scaled by what peaks taught."""
+        candidate, kinds = assignment.candidate, self._kinds(assignment)
+        if (candidate, kinds) not in self._footprints:
+            by_kind = [self._footprint(candidate, memory) for memory in self._memories(candidate.model_stage, kinds)]
+            self._footprints[candidate, kinds] = tuple(
+                max(each, key=lambda footprint: footprint.bytes) for each in zip(*by_kind, strict=True)
+            )
+        return self._footprints[candidate, kinds]
+
+    def _footprint(self, candidate: Candidate, memory: Memory) -> list[Footprint]:
+        layers, pp = memory.spec.layers, candidate.layout.pp
+        rows, ranks = Rows.of([candidate], layers, node_size=1), Ranks.every(candidate.layout, layers)
+        stored = np.broadcast_to(_total(memory.resident(rows, ranks)), pp)
+        calls = {
+            call.name: {
+                name: np.broadcast_to(size, pp)
+                for name, size in self._scaled(memory.transient(rows, ranks, call.work)).items()
+            }
+            for call in self.workflow.calls_of(candidate.model_stage)
+        }
+        return [
+            Footprint(
+                int(stored[rank]),
+                {call: {name: int(size[rank]) for name, size in terms.items()} for call, terms in calls.items()},
+            )
+            for rank in range(pp)
+        ]
 
     def _plan_costs(self, plan: Plan) -> dict[str, CallCost]:
         found: dict[str, CallCost] = {}
         for assignment in plan.assignments:
-            found |= self.costs(assignment.candidate, assignment.units)
-        if self.workflow.weight_syncs:
-            found[SYNC] = self.sync_cost([(plan.of(a), plan.of(b)) for a, b in self.workflow.weight_syncs])
+            for name, cost in self.costs(assignment).items():
+                found[name] = found[name] + cost if name in found else cost
         return {name: found[name] for name in self.order}
 
-    def _timeline(self, plan: Plan, costs: Mapping[str, CallCost]) -> Timeline:
-        devices = {call.name: mask(plan.of(call.model_stage).devices) for call in self.workflow.calls}
-        devices[SYNC] = 0
-        for model_stage in {model_stage for pair in self.workflow.weight_syncs for model_stage in pair}:
-            devices[SYNC] |= mask(plan.of(model_stage).devices)
-        waits = turns(self.order, self.before, devices)
-        return timeline(self.order, waits, {name: cost.seconds for name, cost in costs.items()})
+    def _cost(self, name: str, price: CallPrices, site: Site) -> CallCost:
+        """The price of a single row, by class."""
+        factor = operations.residual(self.calibration, name).value
+        ideal = {each: float(seconds[0]) for each, seconds in price.ideal.items() if seconds[0]}
+        class_s = {each: factor * seconds / site.efficiency(each).value for each, seconds in ideal.items()}
+        return CallCost(float(price.seconds[0]), ideal, class_s)
 
-    def _uncertainty(self, costs: Mapping[str, CallCost], line: Timeline) -> float:
-        """Errors of one class go together, those of different classes do not."""
-        by_class: dict[str, float] = {}
-        for call in line.critical_path:
-            factor = operations.residual(self.calibration, call).value
-            for name, ideal in costs[call].ideal.items():
-                value = operations.efficiency(self.calibration, name).value
-                by_class[name] = by_class.get(name, 0.0) + factor * ideal / value
-        variance = sum(
-            (seconds / line.step_s) ** 2 * operations.efficiency(self.calibration, name).variance
-            for name, seconds in by_class.items()
+    def _priced(self, model_stage: ModelStage, rows: Rows, site: Site) -> dict[str, CallPrices]:
+        """Every call of a model-stage and its part of the synchronisation, offload and residuals included."""
+        spec, calls = self.workflow.spec(model_stage), self.workflow.calls_of(model_stage)
+        by_work = {work: PRICE[work](spec, rows, self.workload, site) for work in {call.work for call in calls}}
+        ideal = {call.name: dict(by_work[call.work].ideal) for call in calls}
+        seconds = {call.name: by_work[call.work].seconds for call in calls}
+        if rows.offload.any():
+            moved = {"offload": self._offload_s(model_stage, rows, site)}
+            ideal = {name: {**each, **moved} for name, each in ideal.items()}
+            seconds = {name: each + site.weigh(moved) for name, each in seconds.items()}
+        ideal[SYNC] = {"sync": self._sync_s(model_stage, rows, site)}
+        seconds[SYNC] = site.weigh(ideal[SYNC])
+        factors = {name: operations.residual(self.calibration, name).value for name in seconds}
+        return {name: CallPrices(factors[name] * each, ideal[name]) for name, each in seconds.items()}
+
+    def _offload_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:
+        """Ideal seconds to fetch an offloaded model-stage from host memory and to put it back, for every call."""
+        ends = Ranks.ends(rows, self.workflow.spec(model_stage).layers)
+        memory = Memory(
+            self.workflow.spec(model_stage), self.workflow.updated(model_stage), self.workload, site.kinds[0]
         )
-        return math.sqrt(variance)
+        stored = np.maximum.reduce([_total(memory.stored(rows, ranks)) for ranks in ends])
+        rate = site.host_bytes_per_s
+        return np.where(rows.offload, 2 * stored / rate if rate else np.inf, 0.0)
 
-    def _cost(self, candidate: Candidate, work: Work, rows: int, site: Site) -> CallCost:
-        key = (candidate, work, rows, site)
-        if key not in self._costs:
-            sizes, layout = self._sizes[candidate.model_stage], candidate.layout
-            model = CallModel(
-                spec=self.workflow.spec(candidate.model_stage),
-                candidate=candidate,
-                workload=self.workload,
-                site=site,
-                calibration=self.calibration,
-                parameters=tuple(sizes.elements(layout, pp_rank, 0) for pp_rank in range(layout.pp)),
-                master_bytes=master_bytes(sizes.schema),
-            )
-            self._costs[key] = model.cost(work, rows)
-        return self._costs[key]
+    def _sync_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:
+        """Ideal seconds of the model-stage's part of every weight synchronisation."""
+        spec, total_s = self.workflow.spec(model_stage), np.zeros(len(rows))
+        for source, target in self.workflow.weight_syncs:
+            if model_stage == source:
+                total_s = total_s + sync.send_s(spec, rows, site)
+            if model_stage == target:
+                total_s = total_s + sync.receive_s(spec, rows, site)
+        return total_s
 
-    def _sites(self, candidate: Candidate, units: Sequence[tuple[int, ...]]) -> list[Site]:
-        """What each unit runs on. Links count as slow as the slowest group of their kind in the unit."""
-        layout, dtype = candidate.layout, self.workflow.spec(candidate.model_stage).dtype
-        dp = self._slowest([[unit[position] for unit in units] for position in range(layout.size)])
-        found = []
-        for unit in units:
-            groups = [unit[rank * layout.tp : (rank + 1) * layout.tp] for rank in range(layout.pp)]
-            chains = [unit[rank :: layout.tp] for rank in range(layout.tp)]
-            rates = tuple(Rates.slowest([self._kind[device] for device in group], dtype) for group in groups)
-            found.append(Site(rates, self._slowest(groups), self._slowest(chains), dp))
-        return found
+    def _memory(self, model_stage: ModelStage, rows: Rows, names: frozenset[str]) -> tuple[Floats, Floats]:
+        """Resident and transient bytes of the fullest pp rank of every row."""
+        ends = Ranks.ends(rows, self.workflow.spec(model_stage).layers)
+        works = {call.work for call in self.workflow.calls_of(model_stage)}
+        resident, transient = [], []
+        for memory in self._memories(model_stage, names):
+            resident += [_total(memory.resident(rows, ranks)) for ranks in ends]
+            transient += [_total(self._scaled(memory.transient(rows, ranks, work))) for ranks in ends for work in works]
+        return np.maximum.reduce(resident), np.maximum.reduce(transient)
 
-    def _slowest(self, groups: Sequence[Sequence[int]]) -> Link:
-        across = any(len({self._node[device] for device in group}) > 1 for group in groups)
-        return self.cluster.links["inter" if across else "intra"]
+    def _memories(self, model_stage: ModelStage, kinds: frozenset[str]) -> list[Memory]:
+        spec, trained = self.workflow.spec(model_stage), self.workflow.updated(model_stage)
+        return [Memory(spec, trained, self.workload, kind) for kind in self._chosen(kinds)]
 
-    def _copy_s(self, source: Assignment, target: Assignment) -> float:
-        """Ideal seconds of one weight synchronisation; a device copies locally what it holds in the same cut."""
-        candidate, layout = target.candidate, target.candidate.layout
-        sizes, layers = self._sizes[candidate.model_stage], self.schemas[candidate.model_stage].layers
-        element_bytes = DTYPE_BYTES[self.schemas[candidate.model_stage].dtypes[Kind.PARAM]]
-        held = {device: (source.candidate.layout, p) for unit in source.units for p, device in enumerate(unit)}
-        received: dict[int, int] = {}
-        for unit in target.units:
-            for position, device in enumerate(unit):
-                if device not in held or not _covers(*held[device], layout, position, layers):
-                    received[device] = sizes.elements(layout, *divmod(position, layout.tp)) * element_bytes
-        local_s = max(self.resident(candidate)) / min(self._kind[d].memory_bytes_per_s for d in target.devices)
-        if not received:
-            return local_s
-        across = self._slowest([sorted(source.devices | target.devices)])
-        busiest = max(max(received.values()), sum(received.values()) / len(source.devices))
-        messages = TENSORS_PER_LAYER * len(layout.layers_of(0, layers))
-        return local_s + busiest / across.bytes_per_s + messages * across.latency_s
+    def _scaled(self, terms: Terms) -> dict[str, Floats]:
+        return {name: np.ceil(self.calibration.memory_scale * size) for name, size in terms.items()}
+
+    def _uncertainty(self, plan: Plan, line: Timeline) -> float:
+        """Errors of one class go together, those of different classes do not."""
+        shares = {name: seconds / line.step_s for name, seconds in self.class_s(plan).items()}
+        return math.sqrt(sum(share * share * self.variance(name) for name, share in shares.items()))
+
+    def _kinds(self, assignment: Assignment) -> frozenset[str]:
+        return frozenset(self._kind[device] for unit in assignment.units for device in unit)
+
+    def _site(self, kinds: frozenset[str], precision: str) -> Site:
+        key = (kinds, precision)
+        if key not in self._sites:
+            chosen, links = self._chosen(kinds), self.cluster.links
+            rates = Rates.slowest(chosen, precision)
+            self._sites[key] = Site(rates, links["intra"], links["inter"], self.calibration, chosen)
+        return self._sites[key]
+
+    def _chosen(self, kinds: frozenset[str]) -> tuple[DeviceKind, ...]:
+        return tuple(self.cluster.kinds[name] for name in sorted(kinds))
 
 
-def _covers(source: Layout, source_position: int, target: Layout, position: int, layers: int) -> bool:
-    """Whether a source position holds all that a target position needs, cut alike."""
-    if source.tp != target.tp or source_position % source.tp != position % target.tp:
-        return False
-    has = source.layers_of(source_position // source.tp, layers)
-    needs = target.layers_of(position // target.tp, layers)
-    same_ends = (source_position < source.tp) == (position < target.tp) and (
-        source_position >= source.size - source.tp
-    ) == (position >= target.size - target.tp)
-    return same_ends and set(needs) <= set(has)
+def _total(terms: Terms) -> Floats:
+    return np.asarray(sum(terms.values()))
+
+
+def _merged(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in (*one, *(other.keys() - one.keys()))}

@@ -153,24 +153,19 @@ class OptionTable:
             if units is None:
                 self.refusals.add(candidate, "a TP group would leave its node")
                 continue
-            costs = self.model.costs(candidate, _on(units, window))
-            stored, added = self._bytes(candidate, units, calls, len(window))
+            placed = Assignment(candidate, _on(units, window))
+            costs = self.model.costs(placed)
+            stored, added = self._bytes(placed, units, len(window))
             found.append(Option(candidate, units, tuple(costs[c].seconds for c in calls), stored, added))
         return found
 
-    def _bytes(
-        self, candidate: Candidate, units: Units, calls: list[str], width: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        resident, tp = self.model.resident(candidate), candidate.layout.tp
-        largest = [
-            max(sum(self.model.transient(candidate, call, pp_rank).values()) for call in calls)
-            for pp_rank in range(candidate.layout.pp)
-        ]
+    def _bytes(self, placed: Assignment, units: Units, width: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        footprints, tp = self.model.footprints(placed), placed.candidate.layout.tp
         stored, added = [0] * width, [0] * width
         for unit in units:
             for position, index in enumerate(unit):
-                stored[index] = resident[position]
-                added[index] = largest[position // tp]
+                each = footprints[position // tp]
+                stored[index], added[index] = each.resident_bytes, each.bytes - each.resident_bytes
         return tuple(stored), tuple(added)
 
     def _named(self, frontier: tuple[Option, ...], window: Window, fitting: bool) -> Options | None:

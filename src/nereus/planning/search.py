@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus.core import Assignment, Candidate, Layout, ModelStage, Plan, Rejection
+from nereus.cost.schedule import SYNC
 from nereus.planning.arrange import Arrangement, arrangements
 from nereus.planning.judge import Scored, misfit
 from nereus.planning.leanest import nothing_fits
@@ -127,9 +128,7 @@ class _Search:
         first = [entry.assignments[entry.starts[group]] for entry, group in zip(tree.options, groups, strict=False)]
         key = tuple(map(_placed, first))
         if key not in self._sync_s:
-            placed = {a.candidate.model_stage: a for a in first}
-            pairs = [(placed[source], placed[target]) for source, target in self.problem.workflow.weight_syncs]
-            self._sync_s[key] = self.job.model.sync_cost(pairs).seconds
+            self._sync_s[key] = sum(self.job.model.costs(a)[SYNC].seconds for a in first)
         return self._sync_s[key]
 
     def _offer(self, step_s: float, plan: Plan) -> None:
