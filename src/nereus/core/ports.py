@@ -24,6 +24,11 @@ Columns = Mapping[str, Any]
 class Family(Protocol):
     """families/: one architecture. Torch-free."""
 
+    @property
+    def trainable(self) -> bool:
+        """Whether the built-in trainer runs it; any other is planned for other hosts only."""
+        ...
+
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """Sizes from a Hugging Face `config.json`. Raises SettingsError for what is not supported."""
         ...

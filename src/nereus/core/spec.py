@@ -65,7 +65,16 @@ class ModelSpec:
     value_head_dim: int = 0
     """Latent attention: rotary part of a head, beside `head_dim` without, and width of a value head."""
     biases: bool = False
-    """Whether every projection and norm has a bias (GPT-2)."""
+    """Whether every projection has a bias, router and experts included; `qkv_bias` is the first three only."""
+    layer_norm: bool = False
+    """Whether norms take the mean away and have a bias (GPT-2) instead of scaling only."""
+    post_norms: bool = False
+    """Whether attention and feed-forward have a norm behind them too (Gemma)."""
+    sinks: bool = False
+    """Whether each head has a learnt logit that takes attention away (gpt-oss)."""
+    window: int = 0
+    """Tokens that most layers attend to; 0: all. Every `full_every`-th layer attends to all."""
+    full_every: int = 1
     learned_positions: bool = False
     """Whether positions are rows of a table of `max_positions` (GPT-2) instead of rotations."""
 
@@ -139,6 +148,8 @@ class TensorSpec:
     cut: Cut = Cut()
     partial_gradient: bool = False
     """True for a replicated tensor whose gradient is a different partial sum on each tp rank (q/k norms)."""
+    experts: int = 0
+    """Routed experts stacked in dim 0, which expert parallelism cuts; 0 for every other tensor."""
 
     def __post_init__(self) -> None:
         if (self.where is Where.LAYER) != (self.layer is not None):
@@ -154,8 +165,10 @@ class TensorSpec:
         start, stop = self.cut.share(tp, rank)
         return (start * block, stop * block)
 
-    def local_shape(self, tp: int, rank: int) -> tuple[int, ...]:
-        """Shape of the tensor as stored on tp rank `rank`, padding rows included."""
+    def local_shape(self, tp: int, rank: int, ep: int = 1) -> tuple[int, ...]:
+        """Shape of the tensor as stored on tp rank `rank`, padding rows included; experts cut `ep` ways are whole."""
+        if self.experts and ep > 1:
+            return (-(-self.experts // ep), *self.shape[1:])
         if self.cut.dim is None:
             return self.shape
         start, stop = self.interval(tp, rank)

@@ -83,13 +83,13 @@ def parameters(spec: ModelSpec, tp: ArrayLike = 1, ep: ArrayLike = 1) -> Paramet
     expert_tp = expert_degree(tp, ep)
     vocab = _ceil(spec.vocab, tp)
     positions = spec.max_positions * spec.hidden if spec.learned_positions else 0
-    norm = (2 if spec.biases else 1) * spec.hidden
+    norm = (2 if spec.layer_norm else 1) * spec.hidden
     head = np.full_like(tp, spec.hidden) if spec.head is Head.SCALAR else vocab * spec.hidden
     return Parameters(
         attention=_latent(spec, tp) if spec.kv_rank else _grouped(spec, tp),
-        norms=none + 2 * norm,
+        norms=none + (4 if spec.post_norms else 2) * norm,
         ffn=_feed_forward(spec, _ceil(spec.ffn_hidden, tp)),
-        router=none + spec.experts * spec.hidden,
+        router=none + spec.experts * (spec.hidden + spec.biases),
         shared=_feed_forward(spec, _ceil(spec.shared_experts * spec.expert_hidden, tp))
         if spec.shared_experts
         else none,
@@ -118,7 +118,8 @@ def _grouped(spec: ModelSpec, tp: Ints) -> Ints:
     query = _ceil(spec.heads, tp) * spec.head_dim
     keys = _ceil(spec.kv_heads, tp) * spec.head_dim
     biases = (query + 2 * keys) * (spec.qkv_bias or spec.biases) + spec.hidden * spec.biases
-    return (2 * query + 2 * keys) * spec.hidden + biases + 2 * spec.head_dim * spec.qk_norm
+    norms_and_sinks = 2 * spec.head_dim * spec.qk_norm + _ceil(spec.heads, tp) * spec.sinks
+    return (2 * query + 2 * keys) * spec.hidden + biases + norms_and_sinks
 
 
 def _latent(spec: ModelSpec, tp: Ints) -> Ints:
@@ -132,5 +133,5 @@ def _latent(spec: ModelSpec, tp: Ints) -> Ints:
 
 
 def _feed_forward(spec: ModelSpec, width: Ints) -> Ints:
-    matrices = (3 if spec.gated else 2) * spec.hidden * width
-    return matrices + (width + spec.hidden) * spec.biases
+    rows = (2 if spec.gated else 1) * width
+    return (rows + width) * spec.hidden + (rows + spec.hidden) * spec.biases

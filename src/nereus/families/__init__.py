@@ -1,6 +1,8 @@
 """One file = one architecture: sizes, and how TP and PP cut each tensor. Names that every family shares stand here."""
 
 EMBED = "model.embed_tokens.weight"
+POSITIONS = "model.embed_positions.weight"
+"""Learned positions."""
 NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 SCORE = "score.weight"

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nereus.core import ModelSpec, TensorSpec
-from nereus.families import _dense
+from nereus.families import _config, _tensors
 
 
 @dataclass(frozen=True)
 class Llama:
     """Llama 2 and 3."""
 
+    trainable: ClassVar[bool] = True
+
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """Sizes from a Hugging Face `config.json`. Raises SettingsError for what is not supported."""
-        return _dense.read_spec(config, "llama", head_dim=None, qkv_bias=False, qk_norm=False)
+        return _config.read_spec(config, "llama")
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The `config.json` of a spec."""
-        return _dense.write_config(spec, "llama", "Llama")
+        return _config.write_config(spec, "llama", "Llama")
 
     def tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """Every tensor with its global shape and cut."""
-        return _dense.tensors(spec)
+        return _tensors.tensors(spec)
 
     def legal_tp(self, spec: ModelSpec) -> tuple[int, ...]:
         """TP degrees that cut the heads evenly, ascending."""
-        return _dense.legal_tp(spec)
+        return _tensors.legal_tp(spec)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nereus.core import Capabilities, ModelSpec, SettingsError, Workload
+from nereus.core import Capabilities, ModelSpec, SettingsError, Workload, plugins
 from nereus.core.ports import Algorithm, Task
+from nereus.cost.state import family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,16 @@ class JobConfig:
     """Upper bound of padded tokens in a micro-batch, beside its bound in sequences."""
     timeout_s: float = 120.0
     """Deadline of every wait."""
+
+    def __post_init__(self) -> None:
+        for role, spec in self.specs.items():
+            if not family_of(spec).trainable:
+                families = plugins.names("nereus.families")
+                valid = (name for name in families if plugins.load("nereus.families", name).trainable)
+                raise SettingsError(
+                    f"models.{role}: {spec.family} can be planned, but the built-in trainer does not run it; "
+                    f"it runs {', '.join(valid)}"
+                )
 
     @property
     def specs(self) -> Mapping[str, ModelSpec]:

@@ -1,0 +1,47 @@
+"""gpt-oss: routed experts with biases, attention sinks, and a sliding window in every other layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from nereus.core import ModelSpec, TensorSpec
+from nereus.families import _config, _tensors
+
+KEYS = MappingProxyType(
+    {
+        "experts": "num_local_experts",
+        "experts_per_token": "num_experts_per_tok",
+        "expert_hidden": "intermediate_size",
+        "window": "sliding_window",
+    }
+)
+"""Fields of the spec and their keys in `config.json`, beside those that every family has."""
+
+
+@dataclass(frozen=True)
+class GptOss:
+    """gpt-oss-20b and 120b."""
+
+    trainable: ClassVar[bool] = False
+
+    def spec(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Sizes from a Hugging Face `config.json`. Raises SettingsError for what is not supported."""
+        own = {"biases": True, "sinks": True, "full_every": 2}
+        return _config.read_spec(
+            config, "gpt_oss", head_dim=64, keys=KEYS, trainable=False, switches=("attention_bias",), **own
+        )
+
+    def config(self, spec: ModelSpec) -> dict[str, Any]:
+        """The `config.json` of a spec."""
+        return _config.write_config(spec, "gpt_oss", "GptOss", KEYS) | {"attention_bias": True}
+
+    def tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """Every tensor with its global shape and cut."""
+        return _tensors.tensors(spec)
+
+    def legal_tp(self, spec: ModelSpec) -> tuple[int, ...]:
+        """TP degrees that cut the heads evenly, ascending."""
+        return _tensors.legal_tp(spec)
