@@ -10,10 +10,18 @@ from types import MappingProxyType
 
 KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
     {
+        "gemm.start_s": "seconds of the smallest matrix product",
         "gemm.share": "share of the peak that a large matrix product reaches",
-        "gemm.half_flops": "operations that a product takes on top of its own, as if it were so much larger",
+        "gemm.half_k": "length of the inner sum at which a product reaches half of that",
+        "gemm.half_mn": "elements of the output at which a product reaches half of that",
+        "gemm.stream": "share of the memory bandwidth at which a product moves its matrices",
+        "gemm.power": "sharpness of the maximum of a product's arithmetic and traffic",
+        "attention.start_s": "seconds of the smallest attention over whole sequences",
         "attention.share": "share of the peak that attention over long sequences reaches",
+        "attention.half_tokens": "tokens of a sequence at which attention reaches half of that",
+        "decode_attention.start_s": "seconds of the smallest attention of new tokens to cached ones",
         "decode_attention.share": "share of the memory bandwidth at which a cached sequence is read",
+        "decode_attention.tokens": "cached tokens that take as long as what a sequence costs by itself",
         "stream.share": "share of the memory bandwidth that element-wise kernels reach",
         "launch.power": "sharpness of the maximum of device and host time",
         "launch.ahead": "share of a collective that runs while the host launches on",
@@ -32,4 +40,14 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-LINK_CONSTANTS: Mapping[str, str] = MappingProxyType({})
+LINK_CONSTANTS: Mapping[str, str] = MappingProxyType(
+    {
+        "collective.start_s": "seconds of a collective beside its hops and bytes",
+        "collective.fill_s": "seconds that a large message takes beyond its bytes",
+        "collective.fill_bytes": "sent bytes at which half of those seconds are taken",
+        "collective.few_ranks": "loss of rate with few ranks, divided by their number",
+        "all_reduce.share": "share of the rate that a large all-reduce among many ranks reaches",
+        "gather.share": "the same for all-gather, reduce-scatter and all-to-all",
+        "send.share": "the same for a point-to-point message",
+    }
+)

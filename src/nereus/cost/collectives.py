@@ -1,17 +1,36 @@
 """Seconds of one collective as a function of bytes, ranks and link; every function takes and gives numpy arrays.
 
 `size_bytes` is the whole tensor: what an all-reduce reduces, an all-gather ends with, a reduce-scatter starts from.
+Three parts: a start and hops in the depth of a tree; bytes over the link at the share of its rate that the operation
+reaches; and between small and large messages a change of protocol and the filling of its pipeline. Without constants
+only hops and bytes count.
+
+A group that spans nodes with `local` ranks in each has so many ports between nodes to itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from nereus.core import Link
 from nereus.cost.rows import Bools, Floats, Ints
+
+START = MappingProxyType(
+    {
+        "collective.start_s": 0.0,
+        "collective.fill_s": 0.0,
+        "collective.fill_bytes": 1.0,
+        "collective.few_ranks": 0.0,
+        "all_reduce.share": 1.0,
+        "gather.share": 1.0,
+        "send.share": 1.0,
+    }
+)
+"""Constants of a link of which nothing was measured."""
 
 
 class Links(Protocol):
@@ -37,35 +56,43 @@ def by_link(links: Links, spans: Bools, price: Callable[[Link], Floats]) -> Floa
     return np.where(spans, price(links.inter), price(links.intra))
 
 
-def all_reduce_s(link: Link, ranks: Ints, size_bytes: Floats) -> Floats:
+def all_reduce_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
     """A ring all-reduce, with the latency of a tree; 0 for one rank."""
-    return np.where(
-        ranks > 1,
-        2 * (ranks - 1) / ranks * size_bytes / link.bytes_per_s + 2 * _depth(ranks) * link.latency_s,
-        0.0,
-    )
+    sent_bytes = 2 * (ranks - 1) / ranks * size_bytes
+    return _collective_s(link, "all_reduce.share", ranks, sent_bytes, 2 * _depth(ranks), local)
 
 
-def all_gather_s(link: Link, ranks: Ints, size_bytes: Floats) -> Floats:
-    """Half an all-reduce."""
-    return all_reduce_s(link, ranks, size_bytes) / 2
+def all_gather_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
+    """Every rank ends with all of `size_bytes`, of which it had its part."""
+    return _collective_s(link, "gather.share", ranks, (ranks - 1) / ranks * size_bytes, _depth(ranks), local)
 
 
-def reduce_scatter_s(link: Link, ranks: Ints, size_bytes: Floats) -> Floats:
-    """Half an all-reduce."""
-    return all_reduce_s(link, ranks, size_bytes) / 2
+def reduce_scatter_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
+    """The way of an all-gather backwards."""
+    return all_gather_s(link, ranks, size_bytes, local)
 
 
-def all_to_all_s(link: Link, ranks: Ints, size_bytes: Floats) -> Floats:
-    """Each rank holds `size_bytes` and keeps its own part."""
-    return np.where(
-        ranks > 1, (ranks - 1) / ranks * size_bytes / link.bytes_per_s + _depth(ranks) * link.latency_s, 0.0
-    )
+def all_to_all_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
+    """Each rank holds `size_bytes` and keeps its own part; every other part takes its own way."""
+    return _collective_s(link, "gather.share", ranks, (ranks - 1) / ranks * size_bytes, _depth(ranks), local)
 
 
 def send_s(link: Link, size_bytes: Floats) -> Floats:
     """One point-to-point message."""
-    return size_bytes / link.bytes_per_s + link.latency_s
+    return size_bytes / (link.bytes_per_s * constant(link, "send.share")) + link.latency_s
+
+
+def constant(link: Link, name: str) -> float:
+    """A constant of the link, else its start value."""
+    return link.constants.get(name, START[name])
+
+
+def _collective_s(link: Link, share: str, ranks: Ints, sent_bytes: Floats, hops: Floats, local: Ints | int) -> Floats:
+    few = 1.0 - constant(link, "collective.few_ranks") / np.maximum(ranks, 2)
+    rate = link.bytes_per_s * constant(link, share) * few * local
+    fill_s = constant(link, "collective.fill_s") * sent_bytes / (sent_bytes + constant(link, "collective.fill_bytes"))
+    seconds = constant(link, "collective.start_s") + hops * link.latency_s + sent_bytes / rate + fill_s
+    return np.where(ranks > 1, seconds, 0.0)
 
 
 def _depth(ranks: Ints) -> Floats:

@@ -1,6 +1,8 @@
 """Seconds of one kernel on one device as a function of its size; every function takes and gives numpy arrays.
 
-Constants are those of the device kind by name, else the conservative start values below.
+Constants are those of the device kind by name, else the start values below, which leave a kernel at the device's
+peaks. Forms are physical: a fixed start, arithmetic that saturates with the size of the output and the length of the
+inner sum, memory traffic, and a smooth maximum of both.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from nereus.core import DeviceKind
 from nereus.cost.rows import Floats, Ints
@@ -19,10 +22,18 @@ Numbers = Floats | Ints | float
 
 START = MappingProxyType(
     {
+        "gemm.start_s": 0.0,
         "gemm.share": 1.0,
-        "gemm.half_flops": 0.0,
+        "gemm.half_k": 0.0,
+        "gemm.half_mn": 0.0,
+        "gemm.stream": 1.0,
+        "gemm.power": 2.0,
+        "attention.start_s": 0.0,
         "attention.share": 1.0,
+        "attention.half_tokens": 0.0,
+        "decode_attention.start_s": 0.0,
         "decode_attention.share": 1.0,
+        "decode_attention.tokens": 0.0,
         "stream.share": 1.0,
         "launch.power": 2.0,
     }
@@ -63,19 +74,26 @@ class Rates:
 
 
 def gemm_s(rates: Rates, m: Numbers, n: Numbers, k: Numbers, element_bytes: float = 2.0) -> Floats:
-    """An (m, k) × (k, n) product: arithmetic that saturates with size, or the traffic of its three matrices."""
-    flops = 2.0 * m * n * k
-    compute_s = (flops + rates["gemm.half_flops"]) / (rates.flops_per_s * rates["gemm.share"])
-    traffic_s = element_bytes * (m * k + k * n + m * n) / (rates.bytes_per_s * rates["stream.share"])
-    return np.maximum(compute_s, traffic_s)
+    """An (m, k) × (k, n) product.
+
+    Short inner sums and outputs too small to fill the device waste arithmetic; the three matrices are moved once.
+    """
+    flops = 2.0 * (m * n + rates["gemm.half_mn"]) * (k + rates["gemm.half_k"])
+    compute_s = flops / (rates.flops_per_s * rates["gemm.share"])
+    traffic_s = element_bytes * (m * k + k * n + m * n) / (rates.bytes_per_s * rates["gemm.stream"])
+    return rates["gemm.start_s"] + _smooth_maximum(compute_s, traffic_s, rates["gemm.power"])
 
 
 def attention_s(
     rates: Rates, sequences: Numbers, tokens: Numbers, heads: Numbers, head_dim: float, causal: bool = True
 ) -> Floats:
-    """Scores and weighted values of whole sequences of `tokens` tokens (prefill, forward)."""
-    flops = 4.0 * sequences * tokens * tokens * heads * head_dim * (0.5 if causal else 1.0)
-    return np.asarray(flops / (rates.flops_per_s * rates["attention.share"]))
+    """Scores and weighted values of whole sequences of `tokens` tokens (prefill, forward), in tiles.
+
+    A sequence takes as long as if it had `attention.half_tokens` more keys for each query.
+    """
+    keys = tokens * (0.5 if causal else 1.0) + 0.5 * rates["attention.half_tokens"]
+    flops = 4.0 * sequences * tokens * keys * heads * head_dim
+    return np.asarray(rates["attention.start_s"] + flops / (rates.flops_per_s * rates["attention.share"]))
 
 
 def decode_attention_s(
@@ -87,11 +105,15 @@ def decode_attention_s(
     element_bytes: float = 2.0,
     heads: Numbers = 0.0,
 ) -> Floats:
-    """One new token of each sequence against `context` cached ones: the cache is read once for all its query heads."""
-    cache_bytes = 2.0 * element_bytes * sequences * context * kv_heads * head_dim
+    """One new token of each sequence against `context` cached ones: the cache is read once for all its query heads.
+
+    A sequence takes as long as if it had `decode_attention.tokens` more cached tokens.
+    """
+    read_bytes = 2.0 * element_bytes * sequences * (context + rates["decode_attention.tokens"]) * kv_heads * head_dim
     flops = 4.0 * sequences * context * heads * head_dim
-    traffic_s = cache_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
-    return np.maximum(traffic_s, flops / (rates.flops_per_s * rates["attention.share"]))
+    traffic_s = read_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
+    compute_s = flops / (rates.flops_per_s * rates["attention.share"])
+    return np.asarray(rates["decode_attention.start_s"] + np.maximum(traffic_s, compute_s))
 
 
 def stream_s(rates: Rates, size_bytes: Numbers) -> Floats:
@@ -101,5 +123,9 @@ def stream_s(rates: Rates, size_bytes: Numbers) -> Floats:
 
 def launched_s(rates: Rates, device_s: Numbers, kernels: Numbers) -> Floats:
     """`device_s` of kernels which the host launches one by one: the larger of both, smoothed where they are close."""
-    norm = rates["launch.power"]
-    return np.asarray((device_s**norm + (kernels * rates.launch_s) ** norm) ** (1 / norm))
+    return _smooth_maximum(device_s, kernels * rates.launch_s, rates["launch.power"])
+
+
+def _smooth_maximum(one: ArrayLike, other: ArrayLike, power: float) -> Floats:
+    """(one^power + other^power)^(1/power): their maximum for a large power."""
+    return np.asarray((np.power(one, power) + np.power(other, power)) ** (1.0 / power))
