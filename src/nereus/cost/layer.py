@@ -1,7 +1,7 @@
 """One micro-batch through one decoder layer and through the two ends of a model: device seconds by operation class.
 
-Matrix products have their real shapes, experts are balanced, attention is causal and done in tiles (its scores never
-leave the device's caches). Kernels are launched by a host: what it needs is a floor under the device's time.
+Matrix products have their real shapes, experts are balanced, attention is causal and done in tiles unless a
+constant says that its scores are written. Kernels are launched by a host: what it needs is a floor under the device's time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ START = MappingProxyType(
         "launch.collective": 0.0,
         "launch.backward": 2.0,
         "stream.activation": 1.0,
+        "attention.scores": 0.0,
+        "attention.multiple": 1.0,
+        "attention.unfused": 0.0,
     }
 )
 """How a host launches kernels where nothing was measured.
@@ -32,7 +35,9 @@ START = MappingProxyType(
 `power`: sharpness of the maximum of device and host time. `ahead`: share of a collective that runs while the host
 launches on (1 where kernels are queued, 0 where each is waited for). `collective`: kernels that launching one
 collective counts as. `backward`: launches of a backward pass over those of its forward pass. `stream.activation`:
-element-wise traffic over what fused kernels need.
+element-wise traffic over what fused kernels need. `attention.scores`: how often a forward pass writes or reads the
+scores of all pairs of tokens; 0 where attention is done in tiles. `attention.unfused`: kernels, each of which reads and
+writes the scores once more, of a softmax whose sequences times heads are not a multiple of `attention.multiple`.
 """
 
 LAYER_KERNELS = 34
@@ -107,13 +112,13 @@ class Block:
     def forward(self, routed: bool) -> Pass:
         """A layer once; `routed` layers have experts."""
         device_s = self._matrices_s(routed) + self.attention_s() + self._stream_s(routed)
-        return self._pass(device_s, LAYER_KERNELS, routed, self.attention_s(), 1.0)
+        return self._pass(device_s, LAYER_KERNELS + self._unfused(), routed, self.attention_s(), 1.0)
 
     def backward(self, routed: bool) -> Pass:
         """Gradients of inputs and weights; attention recomputes its scores, and again whatever `recompute` says."""
         again, attention_s = self.rows.recompute, self.attention_s()
         device_s = 2 * (self._matrices_s(routed) + self._stream_s(routed)) + (2.5 + (again == 1)) * attention_s
-        kernels = constant(self.site.rates, "launch.backward") * LAYER_KERNELS
+        kernels = constant(self.site.rates, "launch.backward") * (LAYER_KERNELS + self._unfused())
         gradients = self._pass(device_s, kernels, routed, 2.5 * attention_s, 2.0)
         repeated, full = self.forward(routed), again == 2
         return Pass(
@@ -129,7 +134,16 @@ class Block:
         width = spec.head_dim
         if spec.kv_rank:
             width = (spec.head_dim + spec.rope_head_dim + spec.value_head_dim) / 2  # type: ignore[assignment]
-        return attention_s(self.site.rates, self.batch.sequences, self.batch.length, heads, width) / self.rows.cp
+        rates, batch = self.site.rates, self.batch
+        products_s = attention_s(rates, batch.sequences, batch.length, heads, width)
+        passes = constant(rates, "attention.scores") * self.element_bytes + 2 * self._unfused() * self.wide_bytes
+        scores_s = stream_s(rates, passes * batch.sequences * heads * batch.length**2)
+        return np.asarray((products_s + scores_s) / self.rows.cp)
+
+    def _unfused(self) -> Floats:
+        """Kernels that replace a fused softmax where it does not take this many sequences times heads."""
+        rates, pairs = self.site.rates, self.batch.sequences * _ceil(self.spec.heads, self.rows.tp)
+        return np.where(pairs % constant(rates, "attention.multiple"), constant(rates, "attention.unfused"), 0.0)
 
     def head_s(self, backward: bool = False) -> Floats:
         """Logits (or scores) of the head's tokens and their loss; the backward pass takes twice as long."""
@@ -162,7 +176,7 @@ class Block:
         )
         return np.where(self.rows.sequence_parallel, pair_s, reduce_s)
 
-    def _pass(self, device_s: Floats, kernels: float, routed: bool, attention_s: Floats, exchanges: float) -> Pass:
+    def _pass(self, device_s: Floats, kernels: Floats, routed: bool, attention_s: Floats, exchanges: float) -> Pass:
         """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
         pairs = np.where(self.rows.ep > 1, 1 + (self.spec.shared_experts > 0), 2) if routed else 2
         tp_s, cp_s = pairs * self.hidden_tp_s(), self._ring_s(exchanges, attention_s)
