@@ -1,7 +1,7 @@
 """One micro-batch through one decoder layer and through the two ends of a model: device seconds by operation class.
 
-Matrix products have their real shapes, experts are balanced, attention is causal and done in tiles unless a
-constant says that its scores are written. Kernels are launched by a host: what it needs is a floor under the device's time.
+Matrix products have their real shapes, experts are balanced, attention is causal and done in tiles unless a constant
+says that its scores are written. Kernels are launched by a host: what it needs is a floor under the device's time.
 """
 
 from __future__ import annotations
