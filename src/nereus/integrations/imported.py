@@ -60,6 +60,8 @@ class Part:
     last_stage_layers: int | None = None
     micro_batch: int | None = None
     """Sequences on a device at once."""
+    step_micro_batch: int | None = None
+    """Sequences of all replicas together at once (older verl); `micro_batch` is this divided by the replicas."""
     tokens: int | None = None
     """Tokens on a device at once, where micro-batches are packed by tokens."""
     param_offload: bool | None = None
@@ -94,6 +96,8 @@ class Batch:
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     max_sequence_tokens: int | None = None
+    stream_prompts: int | None = None
+    """What a streaming job waits for before an update, where `prompts` is 0."""
     packed: bool | None = None
     """Micro-batches are packed by tokens instead of counted in sequences."""
 
@@ -114,7 +118,9 @@ class Imported:
     """Roles that the job runs: actor, reference, critic, reward."""
     nodes: int | None
     devices_per_node: int | None
+    """As the framework counts them: verl, slime and OpenRLHF count the training devices, the others the pool."""
     devices: int
+    """Everything the job needs."""
     colocated: bool
     """Whether training and generation take turns on the same devices."""
     actor: Part
@@ -123,6 +129,8 @@ class Imported:
     reference: Part | None = None
     critic: Part | None = None
     reward: Part | None = None
+    rollout_nodes: int | None = None
+    """Nodes that only generate, where the framework counts them."""
     kv_share: float | None = None
     """Share of a device's memory that the generation engine may use."""
     asynchronous: bool = False

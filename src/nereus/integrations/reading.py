@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
+from nereus.core import SettingsError
+from nereus.integrations import _launch
+from nereus.integrations._keys import Keys
 from nereus.integrations.imported import Imported
 
 FRAMEWORKS = ("verl", "openrlhf", "nemo-rl", "slime", "roll", "areal")
@@ -15,9 +22,26 @@ def read(framework: str, path: str | Path, variables: Mapping[str, str] | None =
 
     Raises RefusedImportError, a SettingsError, with the line where that helps.
     """
-    raise NotImplementedError
+    table, given = _table(framework), dict(variables or {})
+    return _imported(table, _launch.load(Path(path), table.ROOTS, given), given)
 
 
 def read_text(framework: str, text: str, name: str, variables: Mapping[str, str] | None = None) -> Imported:
-    """`read` of a text; `name` is what messages call it."""
-    raise NotImplementedError
+    """`read` of a text; `name` is what messages call it, and its ending says the format."""
+    table, given = _table(framework), dict(variables or {})
+    return _imported(table, _launch.parse(text, name, table.ROOTS, given), given)
+
+
+def _table(framework: str) -> ModuleType:
+    if framework not in FRAMEWORKS:
+        near = difflib.get_close_matches(framework, FRAMEWORKS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SettingsError(f"framework {framework!r} is unknown, valid: {', '.join(FRAMEWORKS)}{hint}")
+    return import_module(f"nereus.integrations.{framework.replace('-', '_')}.config")
+
+
+def _imported(table: ModuleType, launch: _launch.Launch, given: Mapping[str, str]) -> Imported:
+    keys = Keys(launch, given)
+    found: Imported = table.imported(keys)
+    missing = [f"{name} is not beside the file, what it sets is unknown" for name in launch.missing]
+    return replace(found, defaults=keys.defaults, unresolved=tuple(keys.unresolved), notes=(*found.notes, *missing))

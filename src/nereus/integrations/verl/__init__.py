@@ -1,0 +1,1 @@
+"""verl: Hydra overrides of `verl.trainer.main_ppo` and its recipes."""
