@@ -12,7 +12,7 @@ import numpy as np
 
 from nereus.core import DTYPE_BYTES, Link, ModelSpec
 from nereus.cost.collectives import by_link
-from nereus.cost.memory import Held
+from nereus.cost.held import Held
 from nereus.cost.operations import TENSORS_PER_LAYER
 from nereus.cost.parameters import parameters
 from nereus.cost.ranks import Ranks
