@@ -158,9 +158,7 @@ def _is_megatron(keys: Keys, role: str) -> bool:
 
 def _trained(keys: Keys, role: str, config: str, of: str, model: str, devices: int) -> Part:
     """The actor or the critic."""
-    recompute = (
-        "full" if keys.flag(f"{model}.enable_gradient_checkpointing", default=True, of=f"{of}.recompute") else "none"
-    )
+    checkpointing = keys.flag(f"{model}.enable_gradient_checkpointing", default=True, of=f"{of}.recompute")
     micro = _micro(role, "ppo_") | {"tokens": size(f"{role}.ppo_max_token_len_per_gpu")}
     more: dict[str, Any] = {"devices": devices, "dtype": "bfloat16"}
     if _is_megatron(keys, role):
