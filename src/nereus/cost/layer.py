@@ -6,21 +6,19 @@ says that its scores are written. Kernels are launched by a host: what it needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from nereus.core import DTYPE_BYTES, Head, Link, ModelSpec
-from nereus.cost import collectives
-from nereus.cost.kernels import Rates, attention_s, gemm_s, stream_s
-from nereus.cost.rows import Bools, Floats, Ints, Rows
+from nereus.core import DTYPE_BYTES, Head, ModelSpec
+from nereus.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, by_link, reduce_scatter_s, send_s
+from nereus.cost.kernels import Rates, attention_s, gemm_s, launched_s, stream_s
+from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
 
 START = MappingProxyType(
     {
-        "launch.power": 2.0,
         "launch.ahead": 0.0,
         "launch.collective": 0.0,
         "launch.backward": 2.0,
@@ -32,7 +30,7 @@ START = MappingProxyType(
 )
 """How a host launches kernels where nothing was measured.
 
-`power`: sharpness of the maximum of device and host time. `ahead`: share of a collective that runs while the host
+`ahead`: share of a collective that runs while the host
 launches on (1 where kernels are queued, 0 where each is waited for). `collective`: kernels that launching one
 collective counts as. `backward`: launches of a backward pass over those of its forward pass. `stream.activation`:
 element-wise traffic over what fused kernels need. `attention.scores`: how often a forward pass writes or reads the
@@ -49,11 +47,6 @@ END_KERNELS = 16
 def constant(rates: Rates, name: str) -> float:
     """A constant of the device kind, else its start value."""
     return dict(rates.constants).get(name, START[name])
-
-
-def by_link(site: Site, spans: Bools, seconds: Callable[[Link], Floats]) -> Floats:
-    """Seconds over the link between nodes where a group spans them, over the one inside a node elsewhere."""
-    return np.where(spans, seconds(site.inter), seconds(site.intra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +161,11 @@ class Block:
         reduce_s = self._all_reduce_s(self.hidden_bytes)
         if not self.rows.sequence_parallel.any():
             return reduce_s
-        tp, size = self.rows.tp, self.hidden_bytes
+        tp, size, local = self.rows.tp, self.hidden_bytes, self._tp_local()
         pair_s = by_link(
             self.site,
             self.rows.tp_spans,
-            lambda link: collectives.all_gather_s(link, tp, size) + collectives.reduce_scatter_s(link, tp, size),
+            lambda link: all_gather_s(link, tp, size, local) + reduce_scatter_s(link, tp, size, local),
         )
         return np.where(self.rows.sequence_parallel, pair_s, reduce_s)
 
@@ -187,10 +180,8 @@ class Block:
 
     def _launched(self, device_s: Floats, collective_s: Floats | float, kernels: Floats | float) -> Floats:
         """Device time under the host's floor; what of a collective the host runs ahead of shortens the wait for it."""
-        rates, power = self.site.rates, constant(self.site.rates, "launch.power")
-        hidden_s = constant(rates, "launch.ahead") * collective_s
-        busy_s = device_s + hidden_s
-        return np.asarray((busy_s**power + (kernels * rates.launch_s) ** power) ** (1 / power) - hidden_s)
+        hidden_s = constant(self.site.rates, "launch.ahead") * collective_s
+        return launched_s(self.site.rates, device_s + hidden_s, kernels) - hidden_s
 
     def _matrices_s(self, routed: bool) -> Floats:
         spec, tp = self.spec, self.rows.tp
@@ -259,18 +250,22 @@ class Block:
         if spec.kv_rank:
             keys = np.asarray(spec.kv_rank + spec.rope_head_dim)
         size = exchanges * self.tokens * keys * self.element_bytes
-        turn_s = by_link(self.site, self.rows.tp_spans, lambda link: collectives.send_s(link, size))
+        turn_s = by_link(self.site, self.rows.cp_spans, lambda link: send_s(link, size))
         return np.where(cp > 1, np.maximum((cp - 1) * turn_s - attention_s * (cp - 1) / cp, 0.0), 0.0)
 
     def _all_to_all_s(self) -> Floats:
         """Chosen tokens travel to their experts, or back."""
         rows, size = self.rows, self.hidden_bytes * self.spec.experts_per_token
         size = size / np.where(rows.ep > 1, rows.tp, 1)
-        return by_link(self.site, rows.ep_spans, lambda link: collectives.all_to_all_s(link, rows.ep, size))
+        return by_link(self.site, rows.ep_spans, lambda link: all_to_all_s(link, rows.ep, size))
 
     def _all_reduce_s(self, size_bytes: Floats) -> Floats:
-        tp = self.rows.tp
-        return by_link(self.site, self.rows.tp_spans, lambda link: collectives.all_reduce_s(link, tp, size_bytes))
+        tp, local = self.rows.tp, self._tp_local()
+        return by_link(self.site, self.rows.tp_spans, lambda link: all_reduce_s(link, tp, size_bytes, local))
+
+    def _tp_local(self) -> Ints:
+        """Ranks of a tp group that spans nodes on the node with fewest of them."""
+        return np.where(self.rows.tp_spans, np.minimum(self.rows.node, self.rows.tp), 1)
 
     def _head_width(self) -> Ints:
         if self.spec.head is Head.SCALAR:

@@ -23,8 +23,9 @@ class Rows:
     """Columns of equal length. Layers are those of the first pp rank, of the fullest between, and of the last.
 
     With pp 1 the only rank is first and last at once and `layers_middle` is 0, as it is with pp 2. `*_spans` say
-    whether a group of that kind leaves its node (the domain of the fast link): tp (with cp), neighbours in the
-    pipeline, dp, and ep.
+    whether a group of that kind leaves its node (the domain of the fast link): tp, neighbours in the pipeline, dp, ep,
+    and cp. `node` is how many of its devices the node with fewest of them holds: so many ports between nodes work at
+    once.
     """
 
     tp: Ints
@@ -46,6 +47,8 @@ class Rows:
     pp_spans: Bools
     dp_spans: Bools
     ep_spans: Bools
+    cp_spans: Bools
+    node: Ints
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -53,6 +56,11 @@ class Rows:
     def __getitem__(self, rows: slice | Ints | Bools) -> Rows:
         """Some of the rows."""
         return Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def groups(self, row: int) -> tuple[int, ...]:
+        """Which groups of a row leave their node, and its devices on the node with fewest."""
+        columns = (self.tp_spans, self.pp_spans, self.dp_spans, self.ep_spans, self.cp_spans, self.node)
+        return tuple(int(column[row]) for column in columns)
 
     @property
     def devices(self) -> Ints:
@@ -85,10 +93,12 @@ class Rows:
             layers_first=_ints(end[0] for end in ends),
             layers_middle=_ints(end[1] for end in ends),
             layers_last=_ints(end[2] for end in ends),
-            tp_spans=spans(group, node_size),
+            tp_spans=spans(tp, node_size),
             pp_spans=(pp > 1) & spans(group * pp, node_size),
             dp_spans=(dp > 1) & spans(group * pp * dp, node_size),
             ep_spans=(ep > 1) & spans(np.maximum(ep, group), node_size),
+            cp_spans=(cp > 1) & spans(group, node_size),
+            node=_fewest(group * pp * dp, node_size),
         )  # fmt: skip
 
     @classmethod
@@ -97,13 +107,14 @@ class Rows:
         candidate = assignment.candidate
         row = cls.of([candidate], layers, node_size=1 << 40)
         flat = [node_of[device] for unit in assignment.units for device in unit]
-        nodes = np.array(flat, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, -1)
-        tp = bool((nodes != nodes[:, :, :1]).any())
-        pp = bool((nodes != nodes[:, :1]).any())
-        dp = bool((nodes != nodes[:1]).any())
-        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or dp))
+        nodes = np.array(flat, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, candidate.cp, -1)
+        tp, cp, pp, dp = (bool((nodes != first).any()) for first in (
+            nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
+        ))  # fmt: skip
+        fewest = int(np.unique(nodes, return_counts=True)[1].min())
+        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or cp or dp), cp, fewest)
 
-    def spanning(self, tp: bool, pp: bool, dp: bool, ep: bool) -> Rows:
+    def spanning(self, tp: bool, pp: bool, dp: bool, ep: bool, cp: bool, node: int) -> Rows:
         """The rows with groups that leave their nodes as said, whatever packing would do."""
         size = len(self)
         return replace(
@@ -112,7 +123,15 @@ class Rows:
             pp_spans=np.full(size, pp),
             dp_spans=np.full(size, dp),
             ep_spans=np.full(size, ep),
+            cp_spans=np.full(size, cp),
+            node=np.full(size, node),
         )
+
+
+def _fewest(devices: Ints, node_size: int) -> Ints:
+    """How many of so many packed devices the last node holds."""
+    rest = devices % node_size
+    return np.where(rest, rest, np.minimum(devices, node_size))
 
 
 def spans(devices: Ints, node_size: int) -> Bools:

@@ -136,7 +136,7 @@ class StepModel:
         """The cost of each call of a placed model-stage, and under `sync` its part of the weight synchronisation."""
         candidate, spec = assignment.candidate, self.workflow.spec(assignment.candidate.model_stage)
         rows, kinds = Rows.placed(assignment, spec.layers, self._node), self._kinds(assignment)
-        key = (candidate, kinds, bool(rows.tp_spans[0]), bool(rows.pp_spans[0]), bool(rows.dp_spans[0]))
+        key = (candidate, kinds, *rows.groups(0))
         if key not in self._costs:
             site = self._site(kinds, candidate.precision or spec.dtype)
             priced = self._priced(candidate.model_stage, rows, site)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, ModelSpec, Workload
-from nereus.cost import collectives
+from nereus.cost.collectives import all_reduce_s, by_link, send_s
 from nereus.cost.kernels import stream_s
-from nereus.cost.layer import Block, MicroBatch, by_link
+from nereus.cost.layer import Block, MicroBatch
 from nereus.cost.lengths import padded
 from nereus.cost.parameters import Parameters, parameters
 from nereus.cost.prices import CallPrices
@@ -142,7 +142,7 @@ class Pipeline:
         """One hidden state to the next pp rank."""
         size = block.hidden_bytes / self.rows.tp ** self._constant("pp.scatter")
         size = np.where(self.rows.sequence_parallel, block.hidden_bytes / self.rows.tp, size)
-        return by_link(self.site, self.rows.pp_spans, lambda link: collectives.send_s(link, size))
+        return by_link(self.site, self.rows.pp_spans, lambda link: send_s(link, size))
 
     def _add_replicas(self, rank: Ranks, total: dict[str, Floats], one: Seconds, micro_batches: Ints) -> None:
         """Once a mini-batch: gradients are summed over replicas and the optimizer steps.
@@ -191,9 +191,11 @@ class Pipeline:
 
     def _reduce_s(self, ranks: Ints, size_bytes: Floats) -> Floats:
         """An all-reduce in buckets."""
+        rows = self.rows
         buckets = np.maximum(np.ceil(size_bytes / self._constant("dp.bucket_bytes")), 1.0)
+        local = np.where(rows.dp_spans, np.clip(rows.node // rows.size, 1, rows.dp), 1)
         return buckets * by_link(
-            self.site, self.rows.dp_spans, lambda link: collectives.all_reduce_s(link, ranks, size_bytes / buckets)
+            self.site, rows.dp_spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, local)
         )
 
     def _optimizer_s(self, rank: Ranks, plain: Floats, routed: Floats, copies: Ints) -> Floats:
