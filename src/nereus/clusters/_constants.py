@@ -33,9 +33,12 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "dp.overlap": "share of a backward pass behind which a sharded reduction hides",
         "optimizer.kernels": "operations of one Adam update of one layer",
         "pp.scatter": "links of a stage boundary that share one hidden state, as a power of tp",
-        "memory.norm_copies": "copies of its input that a norm keeps for its backward",
+        "memory.norm_copies": "wide copies of its input that a norm keeps for its backward; 0: fused, its input alone",
         "communicator.bytes": "device memory of one set of communicators",
-        "context.bytes": "device memory of the runtime before the first tensor, workspaces included",
+        "context.bytes": "device memory of the runtime before the first tensor",
+        "workspace.bytes": "device memory that matrix products use beside their operands",
+        "graphs.bytes": "device memory of the graphs of a generation engine",
+        "prefill.tokens": "most prompt tokens that a generation engine works on at once",
         "uncertainty": "standard deviation of the logarithm of a class's efficiency, where constants were not fitted",
     }
 )
