@@ -33,7 +33,7 @@ class Widths:
 
     @classmethod
     def of(cls, spec: ModelSpec, rows: Rows, norm_copies: float = EAGER_NORM_COPIES) -> Widths:
-        """The widths of rows. With `norm_copies` 0 norms are fused and keep their input, in the model's dtype."""
+        """The widths of rows. A norm keeps `norm_copies` wide copies of its input, at least itself in the model's dtype."""
         element_bytes = DTYPE_BYTES[spec.dtype]
         wide = max(element_bytes, DTYPE_BYTES["fp32"]) / element_bytes
         residual = spec.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
@@ -43,13 +43,13 @@ class Widths:
         if spec.kv_rank:
             query, keys = heads * (spec.head_dim + spec.rope_head_dim), heads * spec.value_head_dim
             latents = spec.query_rank + spec.kv_rank + spec.rope_head_dim
-            attention = 2 * (query + keys) + latents * (2 + norm_copies * wide)
+            attention = 2 * (query + keys) + latents * (1 + max(norm_copies * wide, 1))
         chosen = spec.experts_per_token
         # Experts are whole on a rank where ep cuts them and see the tokens of their group; else all see all, cut by tp.
         expert_ffn = (chosen * spec.expert_hidden + spec.shared_experts * spec.expert_hidden) / rows.tp
         return cls(
             residual=residual,
-            norm=residual * (1 + norm_copies * wide if norm_copies else 2),
+            norm=residual * (1 + max(norm_copies * wide, 1)),
             query=query,
             keys=keys,
             attention=attention,
