@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nereus.core import Head, SettingsError, plugins
@@ -100,3 +102,30 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         named("zzzz")
     with pytest.raises(SettingsError, match="nearest: Qwen/Qwen3-8B"):
         named("someone/my-Qwen3-8B-sft")
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("Qwen2.5-7B", [1, 2, 4]),  # 28 heads, 4 KV heads: no TP of 8
+        ("llama-1-13b", [1, 2, 4, 5, 8]),  # 40 heads: no TP of 3 on a node of three
+        ("llama-33b", [1, 2, 4]),  # 52 heads
+        ("Qwen3-30B-A3B", [1, 2, 4, 8]),  # 4 KV heads at TP 8: each held twice
+        ("SmolLM2-135M", [1, 3]),  # 9 heads, 3 KV heads
+        ("DeepSeek-V3", [1, 2, 4, 8]),
+    ],
+)
+def test_legal_tp_up_to_a_node_of_eight(name: str, valid: list[int]) -> None:
+    spec = named(name)
+    assert [tp for tp in plugins.make("nereus.families", spec.family, {}).legal_tp(spec) if tp <= 8] == valid
+
+
+@pytest.mark.parametrize(("vocab", "tp", "rows"), [(32_001, 2, 16_001), (151_936, 3, 50_646), (129_280, 24, 5_387)])
+def test_a_vocabulary_that_tp_does_not_divide_is_padded(vocab: int, tp: int, rows: int) -> None:
+    spec = replace(named("Llama-3.1-8B"), vocab=vocab)
+    head = plugins.make("nereus.families", "llama", {}).tensors(spec)[-1]
+    assert head.local_shape(tp, tp - 1) == (rows, spec.hidden)
+    intervals = [head.interval(tp, rank) for rank in range(tp)]
+    assert [stop for _, stop in intervals[:-1]] == [start for start, _ in intervals[1:]]
+    assert (intervals[0][0], intervals[-1][1]) == (0, vocab)
+    assert parameters(spec, tp).head == rows * spec.hidden
