@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nereus.core.errors import SettingsError
 from nereus.core.layout import Layout
 from nereus.core.model_stage import ModelStage
+
+LISTED = 16
+"""Up to so many devices are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +62,15 @@ class Assignment:
             if len(unit) != layout.size * self.candidate.cp:
                 size = layout.size * self.candidate.cp
                 raise SettingsError(f"{ms}: a unit of {layout} needs {size} devices, got {list(unit)}")
-        flat = [device for unit in self.units for device in unit]
-        twice = sorted({device for device in flat if flat.count(device) > 1})
-        if twice:
+        if len(self.devices) < sum(map(len, self.units)):
+            counts = Counter(device for unit in self.units for device in unit)
+            twice = sorted(device for device, count in counts.items() if count > 1)
             raise SettingsError(f"{ms}: devices {twice} are in two concurrent units or twice in one")
 
     @property
     def devices(self) -> frozenset[int]:
         """Every device of the model-stage."""
-        return frozenset(device for unit in self.units for device in unit)
+        return frozenset[int]().union(*self.units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,22 @@ class Plan:
         parts = []
         for ms in self.model_stages:
             a = self.of(ms)
-            devices = ",".join(map(str, sorted(a.devices)))
-            parts.append(f"{ms} {a.candidate.layout} dp{a.candidate.dp} [{devices}]")
+            parts.append(f"{ms} {a.candidate.layout} dp{a.candidate.dp} [{listed(a.devices)}]")
         return "; ".join(parts)
+
+
+def listed(devices: Iterable[int]) -> str:
+    """`0,1,4` of few devices, `0-15, 32-47` of many."""
+    numbers = sorted(devices)
+    return ",".join(map(str, numbers)) if len(numbers) <= LISTED else ranges(numbers)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 6, 8-9`."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

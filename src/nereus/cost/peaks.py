@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -73,10 +74,10 @@ def peaks(plan: Plan, footprints: Callable[[Assignment], tuple[Footprint, ...]])
 
 def _ranks(assignment: Assignment, devices: Ints) -> Ints:
     """The pp rank that each of the sorted `devices` has in a model-stage, -1 where it has none."""
-    units = np.array(assignment.units, dtype=np.int64)
+    units = np.fromiter(chain.from_iterable(assignment.units), dtype=np.int64)
     found = np.full(len(devices), -1, dtype=np.int64)
-    positions = np.arange(units.shape[1]) // (units.shape[1] // assignment.candidate.layout.pp)
-    found[np.searchsorted(devices, units.ravel())] = np.tile(positions, len(units))
+    size, pp = len(assignment.units[0]), assignment.candidate.layout.pp
+    found[np.searchsorted(devices, units)] = np.tile(np.arange(size) // (size // pp), len(assignment.units))
     return found
 
 

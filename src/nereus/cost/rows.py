@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,8 +107,8 @@ class Rows:
         """One row: an assignment where it lies, with the nodes of its devices."""
         candidate = assignment.candidate
         row = cls.of([candidate], layers, node_size=1 << 40)
-        flat = [node_of[device] for unit in assignment.units for device in unit]
-        nodes = np.array(flat, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, candidate.cp, -1)
+        where = map(node_of.__getitem__, chain.from_iterable(assignment.units))
+        nodes = np.fromiter(where, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, candidate.cp, -1)
         tp, cp, pp, dp = (bool((nodes != first).any()) for first in (
             nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
         ))  # fmt: skip

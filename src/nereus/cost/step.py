@@ -67,6 +67,7 @@ class StepModel:
         self.order, self.before = node_order(workflow)
         self._node = {device.id: device.node for device in cluster.devices}
         self._kind = {device.id: device.kind for device in cluster.devices}
+        self._all_kinds = frozenset(self._kind.values())
         self._sites: dict[tuple[frozenset[str], str], Site] = {}
         self._costs: dict[object, dict[str, CallCost]] = {}
         self._footprints: dict[object, tuple[Footprint, ...]] = {}
@@ -85,20 +86,22 @@ class StepModel:
 
     def estimate(self, plan: Plan) -> Estimate:
         """The predicted step: critical path over calls, peak by device, relative uncertainty."""
-        line, found = self.timeline(plan), self.peaks(plan)
-        words = {id(peak): peak.describe() for peak in found.values()}
+        costs, found = self._plan_costs(plan), self.peaks(plan)
+        line = self._timeline(plan, costs)
+        # Few peaks differ, many devices share one.
+        said = {key: (peak.bytes, peak.describe()) for key, peak in {id(peak): peak for peak in found.values()}.items()}
         return Estimate(
             step_s=line.step_s,
-            call_s=self.call_s(plan),
-            peak_bytes={device: peak.bytes for device, peak in found.items()},
+            call_s={name: cost.seconds for name, cost in costs.items()},
+            peak_bytes={device: said[id(peak)][0] for device, peak in found.items()},
             critical_path=line.critical_path,
-            uncertainty=self._uncertainty(plan, line),
-            limits={device: words[id(peak)] for device, peak in found.items()},
+            uncertainty=self._uncertainty(costs, line),
+            limits={device: said[id(peak)][1] for device, peak in found.items()},
         )
 
     def timeline(self, plan: Plan) -> Timeline:
         """When each call of a plan ends."""
-        return timeline(self.order, waits(self.workflow, plan), self.call_s(plan))
+        return self._timeline(plan, self._plan_costs(plan))
 
     def breakdown(self, plan: Plan) -> Mapping[str, float]:
         """Ideal seconds of the busiest device of each call, keyed `call:class` as measured timings are."""
@@ -115,17 +118,13 @@ class StepModel:
 
     def class_s(self, plan: Plan) -> dict[str, float]:
         """Predicted seconds on the critical path by operation class; together they are the step."""
-        costs, found = self._plan_costs(plan), dict[str, float]()
-        for call in self.timeline(plan).critical_path:
-            for name, seconds in costs[call].class_s.items():
-                found[name] = found.get(name, 0.0) + seconds
-        return found
+        costs = self._plan_costs(plan)
+        return _by_class(costs, self._timeline(plan, costs))
 
     def variance(self, name: str) -> float:
         """Of the logarithm of a class's efficiency, on the kind of device about which least is known."""
         dtypes = {spec.dtype for spec in self.workflow.specs.values()}
-        kinds = {device.kind for device in self.cluster.devices}
-        sites = [self._site(frozenset({kind}), dtype) for kind in kinds for dtype in dtypes]
+        sites = [self._site(frozenset({kind}), dtype) for kind in self._all_kinds for dtype in dtypes]
         return max((site.efficiency(name).variance for site in sites), default=operations.START_VARIANCE)
 
     def peaks(self, plan: Plan) -> dict[int, Peak]:
@@ -238,12 +237,18 @@ class StepModel:
     def _scaled(self, terms: Terms) -> dict[str, Floats]:
         return {name: np.ceil(self.calibration.memory_scale * size) for name, size in terms.items()}
 
-    def _uncertainty(self, plan: Plan, line: Timeline) -> float:
+    def _timeline(self, plan: Plan, costs: Mapping[str, CallCost]) -> Timeline:
+        seconds = {name: cost.seconds for name, cost in costs.items()}
+        return timeline(self.order, waits(self.workflow, plan), seconds)
+
+    def _uncertainty(self, costs: Mapping[str, CallCost], line: Timeline) -> float:
         """Errors of one class go together, those of different classes do not."""
-        shares = {name: seconds / line.step_s for name, seconds in self.class_s(plan).items()}
+        shares = {name: seconds / line.step_s for name, seconds in _by_class(costs, line).items()}
         return math.sqrt(sum(share * share * self.variance(name) for name, share in shares.items()))
 
     def _kinds(self, assignment: Assignment) -> frozenset[str]:
+        if len(self._all_kinds) == 1:
+            return self._all_kinds
         return frozenset(self._kind[device] for unit in assignment.units for device in unit)
 
     def _site(self, kinds: frozenset[str], precision: str) -> Site:
@@ -256,6 +261,13 @@ class StepModel:
 
     def _chosen(self, kinds: frozenset[str]) -> tuple[DeviceKind, ...]:
         return tuple(self.cluster.kinds[name] for name in sorted(kinds))
+
+
+def _by_class(costs: Mapping[str, CallCost], line: Timeline) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for call in line.critical_path:
+        found = _merged(found, costs[call].class_s)
+    return found
 
 
 def _total(terms: Terms) -> Floats:

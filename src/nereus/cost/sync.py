@@ -37,4 +37,4 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
 
 
 def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:
-    return by_link(site, rows.tp_spans | rows.pp_spans | rows.dp_spans, price)
+    return np.asarray(by_link(site, rows.tp_spans | rows.cp_spans | rows.pp_spans | rows.dp_spans, price))

@@ -30,6 +30,7 @@ from nereus.core import (
     expand,
 )
 from nereus.core.ports import ClusterSource
+from nereus.cost.schedule import waits
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.trainer import checkpoint, dispatch, measure
@@ -261,16 +262,17 @@ class RLJob:
             self._score(table)
         after = self._tasks(calls, table, updates)
         for source, target in self.workflow.weight_syncs:
-            needed = frozenset(call.name for call in updates if call.model_stage == source) - table.done
+            needed = frozenset(call.name for call in updates) - table.done
             start = partial(calls.sync, source, target, self._wiring.sync(target))
             after.append(dispatch.Task("sync", self._devices(source, target), needed, start))
         self.call_s |= dispatch.run(self.crew, after, self.config.timeout_s)
 
     def _tasks(self, calls: Calls, table: SampleTable, wanted: Sequence[Call]) -> list[dispatch.Task]:
-        tasks = []
+        """The calls not done yet, each after those that it waits for in the cost model."""
+        tasks, turns = [], waits(self.workflow, self.plan)
         for call in wanted:
             if call.name not in table.done:
-                before = frozenset(a for a, b in self.workflow.edges() if b == call.name) - table.done
+                before = frozenset(turns[call.name]) - table.done
                 start = partial(calls.routine, call, table)
                 tasks.append(dispatch.Task(call.name, self._devices(call.model_stage), before, start))
         return tasks
