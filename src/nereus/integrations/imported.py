@@ -96,6 +96,8 @@ class Batch:
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     max_sequence_tokens: int | None = None
+    prompts_are_samples: bool = False
+    """`prompts` counts responses, not prompts."""
     stream_prompts: int | None = None
     """What a streaming job waits for before an update, where `prompts` is 0."""
     packed: bool | None = None
@@ -133,6 +135,8 @@ class Imported:
     """Nodes that only generate, where the framework counts them."""
     kv_share: float | None = None
     """Share of a device's memory that the generation engine may use."""
+    device_lists: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Device ids by the framework's name of a role, where the file lists them."""
     asynchronous: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
     unresolved: tuple[str, ...] = ()

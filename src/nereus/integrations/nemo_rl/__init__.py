@@ -1,0 +1,1 @@
+"""NeMo RL: YAML of its GRPO and PPO examples."""

@@ -1,0 +1,1 @@
+"""OpenRLHF: flags of `openrlhf.cli.train_ppo_ray`."""

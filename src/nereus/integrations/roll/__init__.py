@@ -1,0 +1,1 @@
+"""ROLL: YAML of its RLVR and agentic pipelines."""

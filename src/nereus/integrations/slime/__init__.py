@@ -1,0 +1,1 @@
+"""slime: flags of its `train.py`, Megatron's among them."""
