@@ -33,7 +33,7 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "dp.overlap": "share of a backward pass behind which a sharded reduction hides",
         "optimizer.kernels": "operations of one Adam update of one layer",
         "pp.scatter": "links of a stage boundary that share one hidden state, as a power of tp",
-        "memory.norm_copies": "fp32 copies of its input that a norm keeps for its backward; 0.5: fused, its input in bf16",
+        "memory.norm_copies": "fp32 copies of its input that a norm keeps for its backward; 0.5: fused, in bf16",
         "communicator.bytes": "device memory of one set of communicators",
         "context.bytes": "device memory of the runtime before the first tensor",
         "workspace.bytes": "device memory that matrix products use beside their operands",

@@ -33,7 +33,7 @@ class Widths:
 
     @classmethod
     def of(cls, spec: ModelSpec, rows: Rows, norm_copies: float = EAGER_NORM_COPIES) -> Widths:
-        """The widths of rows. A norm keeps `norm_copies` wide copies of its input, at least itself in the model's dtype."""
+        """The widths of rows. A norm keeps `norm_copies` wide copies of its input, at least itself."""
         element_bytes = DTYPE_BYTES[spec.dtype]
         wide = max(element_bytes, DTYPE_BYTES["fp32"]) / element_bytes
         residual = spec.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
