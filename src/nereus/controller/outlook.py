@@ -107,7 +107,7 @@ class Outlook:
     def _proposal(self, state: ControllerState, plan: Plan, baseline: Plan) -> Proposal:
         """The plan with its positions dealt so that least moves. Raises InfeasibleError when no way leads there."""
         pool = self.cluster
-        capacity = {device: int(pool.kind(device).memory_bytes * (1 - self.headroom)) for device in pool.ids}
+        capacity = {device: self._problem(baseline).usable_bytes(device) for device in pool.ids}
         node_of = {device.id: device.node for device in pool.devices}
         dag = compile(state.units, plan, self.schemas, capacity, node_of=node_of)
         placed = settled(plan, dag.goal)

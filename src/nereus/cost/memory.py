@@ -60,7 +60,8 @@ class Memory:
         found = {name: np.where(rows.offload, 0.0, size) for name, size in self.stored(rows, ranks).items()}
         communicator_bytes = self._constant("communicator.bytes", 0.0)
         if communicator_bytes:
-            found["communicators"] = np.where(rows.devices > 1, communicator_bytes, 0.0)
+            groups = sum((degree > 1).astype(float) for degree in (rows.tp, rows.pp, rows.dp, rows.cp, rows.ep))
+            found["communicators"] = communicator_bytes * groups
         return found
 
     def transient(self, rows: Rows, ranks: Ranks, work: Work) -> Terms:

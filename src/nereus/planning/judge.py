@@ -44,7 +44,7 @@ def misfit(problem: Problem, model: StepModel, plan: Plan) -> InfeasibleError | 
 def shortage(problem: Problem, peaks: Mapping[int, Peak]) -> dict[int, int]:
     """Bytes of capacity that each device lacks, headroom included."""
     short = {
-        device: problem.needed_capacity(peak.bytes) - problem.cluster.kind(device).memory_bytes
+        device: problem.needed_capacity(peak.bytes, device) - problem.cluster.kind(device).memory_bytes
         for device, peak in peaks.items()
         if peak.bytes > problem.usable_bytes(device)
     }
@@ -56,7 +56,7 @@ def explain_shortage(problem: Problem, peaks: Mapping[int, Peak]) -> str:
     short = shortage(problem, peaks)
     device = max(short, key=lambda d: (short[d], -d))
     peak, capacity = peaks[device], problem.cluster.kind(device).memory_bytes
-    smallest = problem.needed_capacity(peak.bytes)
+    smallest = problem.needed_capacity(peak.bytes, device)
     return (
         f"device {device} has {capacity:,} bytes and is {short[device]:,} bytes short; its peak is "
         f"{show_bytes(peak.bytes)} ({peak.describe()}) and {problem.headroom:.0%} stays free; "

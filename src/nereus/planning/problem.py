@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from nereus.core import Calibration, Capabilities, Cluster, Plan, SettingsError, Workflow, Workload
+from nereus.cost.memory import runtime_bytes
 from nereus.cost.step import StepModel
 
 
@@ -32,9 +33,10 @@ class Problem:
         return StepModel(self.workflow, self.workload, self.cluster, self.calibration)
 
     def usable_bytes(self, device: int) -> int:
-        """What a plan may use of a device."""
-        return math.floor(self.cluster.kind(device).memory_bytes * (1 - self.headroom))
+        """What a plan may use of a device, beside what the runtime itself takes."""
+        kind = self.cluster.kind(device)
+        return math.floor(kind.memory_bytes * (1 - self.headroom)) - runtime_bytes(kind)
 
-    def needed_capacity(self, peak_bytes: int) -> int:
-        """The smallest capacity whose usable part holds `peak_bytes`."""
-        return math.ceil(peak_bytes / (1 - self.headroom))
+    def needed_capacity(self, peak_bytes: int, device: int) -> int:
+        """The smallest capacity of a device whose usable part holds `peak_bytes`."""
+        return math.ceil((peak_bytes + runtime_bytes(self.cluster.kind(device))) / (1 - self.headroom))
