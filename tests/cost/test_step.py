@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nereus.core import Calibration, Efficiency, Lengths
-from nereus.cost import operations
-from nereus.cost.operations import CLASSES, START_EFFICIENCY, Rates, Shard
+from nereus.cost.operations import CLASSES, START_EFFICIENCY
 from nereus.cost.step import StepModel
 from tests.cost.jobs import (
     ACTOR,
@@ -65,7 +64,7 @@ def test_the_five_model_stages_of_ppo_on_disjoint_halves() -> None:
     s = estimate.call_s
     left = s["reference_log_probs"] + s["old_log_probs"]
     right = s["reward_scores"] + s["values"]
-    expected = s["generate"] + max(left, right) + max(s["update_actor"] + s["sync"], s["update_critic"])
+    expected = s["generate"] + max(left, right) + max(s["update_actor"], s["update_critic"]) + s["sync"]
     assert estimate.step_s == pytest.approx(expected)
 
 
@@ -78,23 +77,6 @@ def test_breakdown_and_calls_agree() -> None:
     for call, seconds in call_s.items():
         parts = [s / START_EFFICIENCY for key, s in ideal.items() if key.startswith(f"{call}:")]
         assert seconds == pytest.approx(sum(parts))
-
-
-def test_flops_of_a_forward_pass_counted_by_hand() -> None:
-    """2 FLOPs a parameter of the matrices and of the head, and attention over half the square in QK and PV."""
-    shard = Shard.of(SMALL, colocated(grpo(SMALL)).assignments[0].candidate.layout, 0)
-    layer = 128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 352
-    tokens, response = 2 * 30, 2 * 20
-    expected = tokens * 8 * 2 * layer + tokens * 8 * 4 * 128 * 15 + response * 2 * 128 * 512
-    assert shard.forward(2, 30, 20).flops == pytest.approx(expected)
-
-
-def test_a_compute_bound_update_takes_three_forward_passes() -> None:
-    step = StepModel(grpo(SMALL), WORKLOAD, cluster(1, launch_s=1e-12, memory_bytes_per_s=1e15), PERFECT)
-    ideal = step.breakdown(colocated(grpo(SMALL), micro_batch=4))
-    assert ideal["update_actor:backward"] == pytest.approx(2 * ideal["update_actor:forward"])
-    again = step.breakdown(colocated(grpo(SMALL), micro_batch=4, recompute="full"))
-    assert again["update_actor:backward"] == pytest.approx(3 * ideal["update_actor:forward"])
 
 
 def test_a_paced_device_computes_at_its_share_but_its_links_do_not_slow_down() -> None:
@@ -156,13 +138,6 @@ def test_tp_across_nodes_is_slower_than_inside_one() -> None:
     assert across["generate:decode"] == pytest.approx(inside["generate:decode"])
 
 
-def test_weights_that_a_device_holds_in_the_same_cut_do_not_travel() -> None:
-    step = model()
-    same = step.breakdown(colocated(grpo(SMALL), tp=2))["sync:sync"]
-    cut = plan(assignment(GENERATION, dp=2), assignment(REFERENCE, tp=2), assignment(ACTOR, tp=2))
-    assert step.breakdown(cut)["sync:sync"] > 10 * same
-
-
 def test_residuals_scale_their_call() -> None:
     slow = Calibration({"call:generate": Efficiency(1.5, 3, 0.01)})
     before, after = (model(calibration=c).call_s(colocated(grpo(SMALL))) for c in (None, slow))
@@ -176,16 +151,6 @@ def test_unseen_classes_carry_wide_uncertainty() -> None:
     assert fresh.uncertainty > 0.2
     assert known.uncertainty == 0
     assert fresh.step_s > known.step_s
-
-
-def test_rates_of_a_group_are_those_of_its_slowest_member() -> None:
-    fast, slow = (
-        cluster(1, peak_flops={"fp32": flops}, launch_s=launch).kind(0)
-        for flops, launch in ((2e10, 2e-5), (1e10, 1e-5))
-    )
-    rates = Rates.slowest([fast, slow], "fp32")
-    assert (rates.flops_per_s, rates.launch_s) == (1e10, 2e-5)
-    assert operations.all_reduce_s(cluster(1).links["intra"], 1, 1e9) == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,3 +178,22 @@ def test_faster_devices_never_take_longer(speed: float, factor: float, tp: int, 
     slow = StepModel(grpo(SMALL), WORKLOAD, cluster(4, speed=speed / factor)).estimate(layouts)
     fast = StepModel(grpo(SMALL), WORKLOAD, cluster(4, speed=speed)).estimate(layouts)
     assert fast.step_s <= slow.step_s * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.integers(1, 3),
+    recompute=st.sampled_from(["none", "full"]),
+    more=st.sampled_from(["layers", "ffn_hidden", "vocab", "prompts", "epochs"]),
+)
+def test_more_work_never_takes_less(tp: int, pp: int, recompute: str, more: str) -> None:
+    layouts = colocated(grpo(SMALL), tp=tp, pp=pp, micro_batch=2, recompute=recompute)
+    if hasattr(SMALL, more):
+        spec, work = replace(SMALL, **{more: 2 * getattr(SMALL, more)}), WORKLOAD
+    else:
+        spec, work = SMALL, replace(WORKLOAD, **{more: 2 * getattr(WORKLOAD, more)})
+    before = StepModel(grpo(SMALL), WORKLOAD, cluster(12)).call_s(layouts)
+    after = StepModel(grpo(spec), work, cluster(12)).call_s(layouts)
+    assert all(after[call] >= seconds * (1 - 1e-12) for call, seconds in before.items())
+    assert after["update_actor"] > before["update_actor"]

@@ -82,6 +82,7 @@ class Rows:
         )
         ends = [_layers(candidate, layers) for candidate in candidates]
         group = tp * cp
+        leaves = group * pp * dp > node_size
         return cls(
             tp, pp, dp, cp, ep,
             vpp=_ints(c.vpp for c in candidates),
@@ -94,11 +95,11 @@ class Rows:
             layers_first=_ints(end[0] for end in ends),
             layers_middle=_ints(end[1] for end in ends),
             layers_last=_ints(end[2] for end in ends),
-            tp_spans=spans(tp, node_size),
-            pp_spans=(pp > 1) & spans(group * pp, node_size),
-            dp_spans=(dp > 1) & spans(group * pp * dp, node_size),
-            ep_spans=(ep > 1) & spans(np.maximum(ep, group), node_size),
-            cp_spans=(cp > 1) & spans(group, node_size),
+            tp_spans=leaves & spans(tp, node_size),
+            pp_spans=leaves & (pp > 1) & spans(group * pp, node_size),
+            dp_spans=leaves & (dp > 1),
+            ep_spans=leaves & (ep > 1) & spans(np.maximum(ep, group), node_size),
+            cp_spans=leaves & (cp > 1) & spans(group, node_size),
             node=_fewest(group * pp * dp, node_size),
         )  # fmt: skip
 
@@ -136,8 +137,8 @@ def _fewest(devices: Ints, node_size: int) -> Ints:
 
 
 def spans(devices: Ints, node_size: int) -> Bools:
-    """Whether groups of so many packed devices leave a node."""
-    return np.asarray((devices > node_size) | ((devices > 1) & (node_size % devices != 0) & (devices > 1)))
+    """Whether any group of so many devices leaves its node when many such groups are packed side by side."""
+    return np.asarray(node_size % devices != 0)
 
 
 def _layers(candidate: Candidate, layers: int) -> tuple[int, int, int]:
