@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereus.core import Boundary, Calibration, Observation, Plan, Timing
+from nereus.core import Boundary, Calibration, Observation, Plan, SettingsError, Timing
 from nereus.cost import calibrate
 from nereus.cost.step import StepModel
 from tests.cost.jobs import SMALL, WORKLOAD, cluster, colocated, grpo
@@ -138,3 +140,29 @@ def test_transitions_faster_than_predicted_lower_the_scale() -> None:
     calibration = calibrate.update_transition(Calibration(), 10.0, 4.0)
     assert calibration.transition_scale == pytest.approx(0.4)
     assert calibration.transition_overhead_s == 0.0
+
+
+def test_what_was_learnt_survives_a_file(tmp_path: Path) -> None:
+    plan = colocated(grpo(SMALL), tp=2)
+    model = StepModel(grpo(SMALL), WORKLOAD, cluster(2))
+    calibration = calibrate.learn(model, plan, measurement(model, plan, extra=1.3))
+    calibration = calibrate.update_transition(calibration, 1.0, 3.0)
+    calibrate.save(calibration, tmp_path / "known.json")
+    assert calibrate.load(tmp_path / "known.json") == calibration
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"efficiency": 3}',
+        '{"memory_scale": 0}',
+        '{"efficiency": {"decode": {"value": -0.5}}}',
+        '{"efficiency": {"decode": {"value": NaN}}}',
+    ],
+)
+def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wrong.json").write_text(text)
+    with pytest.raises(SettingsError, match=r"wrong\.json: not a calibration"):
+        calibrate.load(tmp_path / "wrong.json")

@@ -6,11 +6,13 @@ value by a bounded amount, so that an outlier does little and a lasting change w
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from nereus.core import Calibration, Efficiency, Observation, Plan, Timing
+from nereus.core import Calibration, Efficiency, Observation, Plan, SettingsError, Timing, codec
 from nereus.cost import operations
 from nereus.cost.step import StepModel
 
@@ -112,6 +114,24 @@ def update_transition(calibration: Calibration, predicted_ideal_s: float, measur
     if excess_s < 0 and predicted_ideal_s > 0:
         scale = (1 - share) * scale + share * measured_s / predicted_ideal_s
     return replace(calibration, transition_scale=scale, transition_overhead_s=overhead_s, transition_count=count)
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write what was learnt as JSON."""
+    path.write_text(json.dumps(codec.encode(calibration), indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Calibration:
+    """What `save` wrote. Raises FileNotFoundError, and SettingsError naming the file for anything else it holds."""
+    try:
+        found: Calibration = codec.decode(Calibration, json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, SettingsError) as error:
+        raise SettingsError(f"{path}: not a calibration: {error}") from None
+    values = [each.value for each in found.efficiency.values()]
+    values += [found.memory_scale, found.transition_scale]
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise SettingsError(f"{path}: not a calibration: efficiencies and scales must be finite and above 0")
+    return found
 
 
 def _split(ideal: Mapping[str, float], observed: Mapping[str, Timing]) -> dict[tuple[str, str], float]:

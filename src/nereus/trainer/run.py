@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import signal
@@ -24,9 +23,9 @@ from nereus.core import (
     SettingsError,
     WorkerLostError,
     Workflow,
-    codec,
 )
 from nereus.core.ports import AdmissionRule, ClusterSource, Recorder
+from nereus.cost import calibrate
 from nereus.cost.state import family_of, schemas
 from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
@@ -87,7 +86,7 @@ def train(
             job.load(stored)
             state = _controlled(job, executor, brain, recorders, state)
         path = job.checkpoint()
-        _save_calibration(run_dir, state)
+        calibrate.save(state.calibration, run_dir / CALIBRATION)
         exported = _export(config, path, run_dir)
         return Finished(job.step, job.elapsed_s, path, exported, job.step < config.steps)
 
@@ -158,12 +157,7 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def _save_calibration(run_dir: Path, state: ControllerState) -> None:
-    (run_dir / CALIBRATION).write_text(json.dumps(codec.encode(state.calibration), indent=1))
-
-
 def _calibration(run: Path) -> Calibration:
-    with suppress(FileNotFoundError, json.JSONDecodeError, SettingsError):
-        found: Calibration = codec.decode(Calibration, json.loads((run / CALIBRATION).read_text()))
-        return found
+    with suppress(FileNotFoundError, SettingsError):
+        return calibrate.load(run / CALIBRATION)
     return Calibration()
