@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from nereus.integrations._keys import Keys
 from nereus.integrations.imported import Part
@@ -31,7 +30,7 @@ class Entry:
         return keys.text(*self.keys, default=self.default, of=of)
 
 
-Table = Mapping[str, Entry]
+Table: TypeAlias = dict[str, Entry]
 
 
 def degree(*keys: str, default: int | None = None) -> Entry:

@@ -58,6 +58,8 @@ class Part:
     shard: int | None = None
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
+    pipeline_layout: str | None = None
+    """Megatron's text for the layers of every stage."""
     micro_batch: int | None = None
     """Sequences on a device at once."""
     step_micro_batch: int | None = None
@@ -106,7 +108,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A launch configuration. `parts` is keyed by the model-stage that it lays out, such as `actor/training`.
+    """A launch configuration.
 
     `defaults` maps a field, such as `rollout.tp`, to the framework's key whose default was taken because the file
     leaves it out. `unresolved` names variables that the file does not set, with the key and line that use them.
@@ -138,6 +140,10 @@ class Imported:
     device_lists: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Device ids by the framework's name of a role, where the file lists them."""
     asynchronous: bool = False
+    idle_offload: bool = False
+    """The framework itself moves idle state to the host where stages share devices."""
+    context_tokens: int | None = None
+    """The context that the file gives the model, where it does."""
     defaults: Mapping[str, str] = field(default_factory=dict)
     unresolved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

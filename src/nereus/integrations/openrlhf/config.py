@@ -76,6 +76,7 @@ def imported(keys: Keys) -> Imported:
             "--vllm.gpu_memory_utilization", "--vllm_gpu_memory_utilization", default=0.95, of="kv_share"
         ),
         asynchronous=bool(keys.flag("--train.async_enable", "--async_train")),
+        idle_offload=bool(keys.flag("--ds.enable_sleep", "--deepspeed_enable_sleep")),
         notes=("mini_batch counts samples; rollout.dp is the number of vLLM engines; sp is ring attention",),
     )
 

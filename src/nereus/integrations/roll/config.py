@@ -90,6 +90,7 @@ def imported(keys: Keys) -> Imported:
         reward=_other(keys, "reward", mappings["reward"]),
         kv_share=keys.number(*_options("actor_infer", "gpu_memory_utilization", "mem_fraction_static")),
         asynchronous=(keys.number("async_generation_ratio") or 0.0) > 0,
+        idle_offload=bool(set(train) & set(infer)),
         device_lists={"actor_train": train, "actor_infer": infer, **{r: m for r, m in mappings.items() if m}},
         notes=("mini_batch is gradient_accumulation_steps: a mini-batch is micro_batch x that x replicas",),
     )
@@ -124,7 +125,7 @@ def _batch(keys: Keys) -> Batch:
     )
     # The agentic pipeline counts trajectories in a batch, the others prompts.
     trajectories = keys.starts("train_env_manager.") and not keys.has("num_return_sequences_in_group")
-    more = {"max_sequence_tokens": sequence, "packed": packed, "prompts_are_samples": trajectories}
+    more: dict[str, Any] = {"max_sequence_tokens": sequence, "packed": packed, "prompts_are_samples": trajectories}
     return Batch(prompts, mini_batch_unit=MiniBatch.ACCUMULATION, **fill(keys, table, "batch"), **more)
 
 

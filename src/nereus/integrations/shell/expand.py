@@ -76,10 +76,10 @@ def _evaluate(node: ast.AST, variables: Variables, depth: int) -> int:
         case ast.Constant(value=int() as value):
             return int(value)
         case ast.Name(id=name):
-            value = variables.get(name)
-            if not isinstance(value, str):
+            held = variables.get(name)
+            if not isinstance(held, str):
                 raise ValueError(name)
-            inner = ast.parse(value.strip() or "0", mode="eval").body
+            inner = ast.parse(held.strip() or "0", mode="eval").body
             return _evaluate(inner, variables, depth + 1)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             a, b = _evaluate(left, variables, depth + 1), _evaluate(right, variables, depth + 1)

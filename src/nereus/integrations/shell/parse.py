@@ -236,7 +236,7 @@ class _Parser:
     def case(self) -> Case:
         line = self.take().line
         word = self.take().text
-        arms = []
+        arms: list[tuple[tuple[str, ...], tuple[Node, ...]]] = []
         while self.is_operator("\n"):
             self.at += 1
         self.expect("in", line, "the case")

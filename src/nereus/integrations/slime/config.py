@@ -23,6 +23,7 @@ TRAINING: Table = {
     "vpp": degree("--virtual-pipeline-model-parallel-size"),
     "first_stage_layers": degree("--decoder-first-pipeline-num-layers"),
     "last_stage_layers": degree("--decoder-last-pipeline-num-layers"),
+    "pipeline_layout": name("--pipeline-model-parallel-layout"),
     "micro_batch": size("--micro-batch-size"),
     "tokens": size("--max-tokens-per-gpu"),
     "optimizer_offload": switch("--optimizer-cpu-offload"),
@@ -73,6 +74,7 @@ def imported(keys: Keys) -> Imported:
         critic=actor if algorithm == "ppo" else None,
         kv_share=keys.number("--sglang-mem-fraction-static"),
         asynchronous=any(word.endswith("train_async.py") for word in keys.launch.words),
+        idle_offload=colocated and not keys.has("--no-offload-train"),
         notes=("mini_batch is --global-batch-size, in samples; rollout.tp is --rollout-num-gpus-per-engine", *notes),
     )
 

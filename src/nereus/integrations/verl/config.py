@@ -36,10 +36,11 @@ def _megatron(config: str) -> Table:
         "vpp": degree(f"{config}.virtual_pipeline_model_parallel_size"),
         "first_stage_layers": degree(f"{override}.num_layers_in_first_pipeline_stage"),
         "last_stage_layers": degree(f"{override}.num_layers_in_last_pipeline_stage"),
+        "pipeline_layout": name(f"{override}.pipeline_model_parallel_layout"),
         "sequence_parallel": switch(f"{config}.sequence_parallel", default=True),
         "param_offload": switch(f"{config}.param_offload"),
         "optimizer_offload": switch(f"{config}.optimizer_offload"),
-        "recompute": name(f"{override}.recompute_granularity"),
+        "recompute": name(f"{override}.recompute_granularity", default="none"),
     }
 
 
@@ -105,6 +106,7 @@ def imported(keys: Keys) -> Imported:
         kv_share=keys.number(f"{ROLLOUT}.gpu_memory_utilization", default=0.5, of="kv_share"),
         asynchronous=apart is not None,
         rollout_nodes=keys.integer("rollout.nnodes", default=1) if apart else None,
+        context_tokens=keys.integer(f"{MODEL}.override_config.max_position_embeddings", needed=False),
         notes=_notes(keys, batch),
     )
 
@@ -158,11 +160,12 @@ def _is_megatron(keys: Keys, role: str) -> bool:
 
 def _trained(keys: Keys, role: str, config: str, of: str, model: str, devices: int) -> Part:
     """The actor or the critic."""
-    checkpointing = keys.flag(f"{model}.enable_gradient_checkpointing", default=True, of=f"{of}.recompute")
     micro = _micro(role, "ppo_") | {"tokens": size(f"{role}.ppo_max_token_len_per_gpu")}
     more: dict[str, Any] = {"devices": devices, "dtype": "bfloat16"}
     if _is_megatron(keys, role):
         return part(keys, _megatron(f"{role}.megatron") | micro, of, backend="megatron", zero=1, **more)
+    # Megatron does not look at this key: its recomputation is in override_transformer_config.
+    checkpointing = keys.flag(f"{model}.enable_gradient_checkpointing", default=True, of=f"{of}.recompute")
     more["backend"] = keys.text(f"{role}.strategy", default="fsdp") or "fsdp"
     return part(keys, _fsdp(role, config) | micro, of, zero=3, recompute="full" if checkpointing else "none", **more)
 

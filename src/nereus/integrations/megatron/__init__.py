@@ -1,0 +1,1 @@
+"""Megatron-LM: its training command's flags, for one trained model at a time."""

@@ -1,0 +1,159 @@
+"""Hydra overrides of verl that realise a plan. Keys as in `config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nereus.core import Candidate, Stage
+from nereus.integrations.export import Exported
+from nereus.integrations.verl.config import ACTOR, MODEL, REF, ROLLOUT
+
+OVERRIDE = "override_transformer_config"
+STAGES = {
+    "first": f"{OVERRIDE}.num_layers_in_first_pipeline_stage",
+    "last": f"{OVERRIDE}.num_layers_in_last_pipeline_stage",
+    "layout": f"{OVERRIDE}.pipeline_model_parallel_layout",
+}
+
+
+def lines(asked: Exported) -> list[str]:
+    """Every override, devices and batch first."""
+    roles = _roles(asked)
+    strategy = _strategy(asked, roles)
+    found = {**_pool(asked, roles), **_batch(asked), **_algorithm(asked), **_generation(asked)}
+    for role, candidate in roles.items():
+        asked.whole_shares(candidate, updated=role != "reference")
+        section = {"actor": ACTOR, "reference": REF, "critic": "critic"}[role]
+        found |= _common(role, section, candidate, strategy)
+        found |= _megatron(asked, section, candidate) if strategy == "megatron" else _fsdp(asked, role, candidate)
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+def _roles(asked: Exported) -> dict[str, Candidate]:
+    """The roles with weights that train or infer."""
+    actor = asked.of("actor", Stage.TRAINING)
+    if actor is None or asked.of("actor", Stage.GENERATION) is None:
+        raise asked.refuse("actor", "it must both generate and train")
+    if asked.of("reward", Stage.INFERENCE) is not None:
+        raise asked.refuse("reward/inference", "a reward model has no layout of its own among verl's overrides")
+    others = {"reference": asked.of("reference", Stage.INFERENCE), "critic": asked.of("critic", Stage.TRAINING)}
+    return {"actor": actor, **{role: candidate for role, candidate in others.items() if candidate}}
+
+
+def _strategy(asked: Exported, roles: Mapping[str, Candidate]) -> str:
+    """FSDP shards whole models, Megatron cuts them; all roles of a job have the same."""
+    cut = [
+        c
+        for c in roles.values()
+        if c.layout.size > 1 or c.ep > 1 or (c.zero < 3 and asked.workflow.updated(c.model_stage))
+    ]
+    sharded = [c for c in roles.values() if c.zero >= 2]
+    if cut and sharded:
+        raise asked.refuse(
+            sharded[0].model_stage, f"it is sharded (ZeRO-{sharded[0].zero}), {cut[0].model_stage} is cut"
+        )
+    return "megatron" if cut else "fsdp"
+
+
+def _pool(asked: Exported, roles: Mapping[str, Candidate]) -> dict[str, object]:
+    generation = asked.of("actor", Stage.GENERATION)
+    assert generation is not None
+    training = frozenset[int]().union(*(asked.devices(c.model_stage) for c in roles.values()))
+    for candidate in roles.values():
+        if asked.devices(candidate.model_stage) != training:
+            raise asked.refuse(candidate.model_stage, "verl gives all roles that train or infer the same devices")
+    nodes, each = asked.grid(training, "training")
+    found: dict[str, object] = {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}
+    generating = asked.devices(generation.model_stage)
+    if generating == training:
+        return found
+    if generating & training:
+        raise asked.refuse("actor/generation", "it shares some devices with training: all or none")
+    nodes, each = asked.grid(generating, "actor/generation")
+    return found | {"rollout.nnodes": nodes, "rollout.n_gpus_per_node": each}
+
+
+def _batch(asked: Exported) -> dict[str, object]:
+    work = asked.workload
+    prompts, rest = divmod(work.mini_batch, work.samples_per_prompt)
+    if rest:
+        raise asked.refuse("mini-batch", f"{work.mini_batch} is no whole number of prompts x {work.samples_per_prompt}")
+    return {
+        "data.train_batch_size": work.prompts,
+        f"{ROLLOUT}.n": work.samples_per_prompt,
+        f"{ACTOR}.ppo_mini_batch_size": prompts,
+        f"{ACTOR}.ppo_epochs": work.epochs,
+        "data.max_prompt_length": int(work.prompt.maximum),
+        "data.max_response_length": work.max_response_tokens,
+    }
+
+
+def _algorithm(asked: Exported) -> dict[str, object]:
+    calls = {call.name for call in asked.workflow.calls}
+    critic = asked.of("critic", Stage.TRAINING) is not None
+    estimator = "gae" if critic else "remax" if "generate_greedy" in calls else "grpo"
+    reference = asked.of("reference", Stage.INFERENCE) is not None
+    return {
+        "algorithm.adv_estimator": estimator,
+        f"{ACTOR}.use_kl_loss": reference and not critic,
+        "algorithm.use_kl_in_reward": reference and critic,
+    }
+
+
+def _generation(asked: Exported) -> dict[str, object]:
+    candidate = asked.of("actor", Stage.GENERATION)
+    assert candidate is not None
+    asked.whole_shares(candidate, updated=False)
+    return {
+        f"{ROLLOUT}.tensor_model_parallel_size": candidate.layout.tp,
+        f"{ROLLOUT}.pipeline_model_parallel_size": candidate.layout.pp,
+    }
+
+
+def _common(role: str, section: str, candidate: Candidate, strategy: str) -> dict[str, object]:
+    micro = "log_prob_micro_batch_size_per_gpu" if role == "reference" else "ppo_micro_batch_size_per_gpu"
+    found: dict[str, object] = {f"{section}.{micro}": candidate.micro_batch}
+    return found if role == "reference" else found | {f"{section}.strategy": strategy}
+
+
+def _fsdp(asked: Exported, role: str, candidate: Candidate) -> dict[str, object]:
+    section, config, model = {
+        "actor": (ACTOR, f"{ACTOR}.fsdp_config", MODEL),
+        "reference": (REF, f"{REF}.fsdp_config", ""),
+        "critic": ("critic", "critic.model.fsdp_config", "critic.model"),
+    }[role]
+    if candidate.recompute == "selective":
+        raise asked.refuse(candidate.model_stage, "FSDP recomputes whole layers or none")
+    found: dict[str, object] = {
+        f"{section}.ulysses_sequence_parallel_size": candidate.cp,
+        f"{config}.fsdp_size": -1,
+        f"{config}.param_offload": candidate.offload,
+    }
+    if model:
+        found[f"{config}.optimizer_offload"] = candidate.offload
+        found[f"{model}.enable_gradient_checkpointing"] = candidate.recompute == "full"
+    return found
+
+
+def _megatron(asked: Exported, section: str, candidate: Candidate) -> dict[str, object]:
+    config, layout = f"{section}.megatron", candidate.layout
+    found: dict[str, object] = {
+        f"{config}.tensor_model_parallel_size": layout.tp,
+        f"{config}.pipeline_model_parallel_size": layout.pp,
+        f"{config}.context_parallel_size": candidate.cp,
+        f"{config}.expert_model_parallel_size": candidate.ep,
+        f"{config}.sequence_parallel": candidate.sequence_parallel,
+        f"{config}.param_offload": candidate.offload,
+        f"{config}.optimizer_offload": candidate.offload,
+    }
+    if candidate.vpp > 1:
+        found[f"{config}.virtual_pipeline_model_parallel_size"] = candidate.vpp
+    for name, value in asked.stage_keys(candidate).items():
+        # A layout holds signs that Hydra would read itself.
+        found[f"+{config}.{STAGES[name]}"] = f"'{value}'" if name == "layout" else value
+    if candidate.recompute != "none":
+        found[f"+{config}.{OVERRIDE}.recompute_granularity"] = candidate.recompute
+    if candidate.recompute == "full":
+        found[f"+{config}.{OVERRIDE}.recompute_method"] = "uniform"
+        found[f"+{config}.{OVERRIDE}.recompute_num_layers"] = 1
+    return found
