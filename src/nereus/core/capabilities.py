@@ -38,12 +38,16 @@ class Capabilities:
     asynchronous: bool = False
     max_tp: int | None = None
     max_pp: int | None = None
+    dp: str = "any"
+    """Which DP degrees are looked at: `any`, or `powers` of two."""
     pins: Mapping[ModelStage, Pin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = set(self.recompute) - {"none", "selective", "full"}
         if unknown:
             raise SettingsError(f"capabilities: recompute {sorted(unknown)}, valid: none, selective, full")
+        if self.dp not in ("any", "powers"):
+            raise SettingsError(f"capabilities: dp {self.dp!r}, valid: any, powers")
 
     def pin(self, model_stage: ModelStage) -> Pin:
         """What the user fixed for `model_stage`."""

@@ -56,10 +56,11 @@ class Payback:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A plan that was looked at and not taken, and why."""
+    """A plan that was looked at and not taken, and why; it stands for `count` of them."""
 
     plan: str
     reason: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

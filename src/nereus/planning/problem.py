@@ -34,8 +34,12 @@ class Problem:
 
     def usable_bytes(self, device: int) -> int:
         """What a plan may use of a device, beside what the runtime itself takes."""
-        kind = self.cluster.kind(device)
-        return math.floor(kind.memory_bytes * (1 - self.headroom)) - runtime_bytes(kind)
+        return self.usable(self.cluster.device(device).kind)
+
+    def usable(self, kind: str) -> int:
+        """The same for any device of a kind."""
+        found = self.cluster.kinds[kind]
+        return math.floor(found.memory_bytes * (1 - self.headroom)) - runtime_bytes(found)
 
     def needed_capacity(self, peak_bytes: int, device: int) -> int:
         """The smallest capacity of a device whose usable part holds `peak_bytes`."""

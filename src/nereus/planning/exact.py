@@ -1,0 +1,305 @@
+"""The fastest choices of one row for every model-stage under one shape: level by level, nothing lost.
+
+With some levels chosen, every sum of `program.py` has a partial value. What is left of slots and bytes bounds the time
+of every level still to come from below, so a partial choice whose bound reaches the cutoff is dropped; so is one that
+`k` others of different layouts match in all sums, since each completion of it is matched by theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nereus.cost.rows import Bools, Floats, Ints
+from nereus.planning.program import Column, Layer, Program
+from nereus.planning.table import Ideal, Table, beaten
+
+CROWD = 192
+"""More partial choices than that are compared with each other."""
+CELLS = 1 << 20
+"""Pairs that are looked at in one go."""
+SLACK = 1 + 1e-12
+"""Room for rounding in comparisons of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A choice: seconds, the shape it has, and by level the row in its grid."""
+
+    step_s: float
+    program: Program
+    rows: tuple[int, ...]
+
+
+@dataclass
+class Best:
+    """The `k` fastest choices of different layouts so far."""
+
+    k: int
+    found: dict[tuple[int, ...], Found] = field(default_factory=dict)
+
+    @property
+    def cutoff_s(self) -> float:
+        """A choice must be faster than this to count."""
+        return max(f.step_s for f in self.found.values()) if len(self.found) >= self.k else float("inf")
+
+    def offer(self, name: tuple[int, ...], found: Found) -> None:
+        """Take a choice if it is the fastest of its layout and among the `k` fastest."""
+        if name in self.found and self.found[name].step_s <= found.step_s:
+            return
+        self.found[name] = found
+        if len(self.found) > self.k:
+            del self.found[max(self.found, key=lambda key: self.found[key].step_s)]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Partial choices as columns: sums by family, the largest transient by partition, rows by level, and a name."""
+
+    paths: list[Floats]
+    devices: list[Floats]
+    stored: list[list[Floats]]
+    added: list[Floats]
+    rows: list[Ints]
+    name: Ints
+
+    def take(self, which: Ints | Bools) -> State:
+        """Some of them."""
+        return State(
+            [column[which] for column in self.paths],
+            [column[which] for column in self.devices],
+            [[column[which] for column in columns] for columns in self.stored],
+            [column[which] for column in self.added],
+            [column[which] for column in self.rows],
+            self.name[which],
+        )
+
+    def sizes(self) -> list[Floats]:
+        """Columns of which less is never worse."""
+        return [*self.paths, *self.devices, *(c for columns in self.stored for c in columns), *self.added]
+
+
+class Solver:
+    """Solves one shape. `slots` is the length of the pool, `room` the usable bytes of a device by partition."""
+
+    def __init__(
+        self, program: Program, tables: Sequence[Table], slots: int, room: Sequence[float], best: Best
+    ) -> None:
+        self.program = program
+        self.slots = slots
+        self.room = [each * SLACK for each in room]
+        self.best = best
+        self.tables = list(tables)
+        self.ideals = [Ideal(table) for table in tables]
+
+    def run(self, width: int | None = None) -> None:
+        """Offer every choice that may count; with a `width` only look at so many at a time."""
+        kept, ideals = list(self.tables), list(self.ideals)
+        if self._narrow(width):
+            state = self._alone(self.tables[0], 0, self.program.layers[0])
+            for level in range(1, len(self.program.levels)):
+                state = self._grow(state, level, width)
+            self._offer(state)
+        self.tables, self.ideals = kept, ideals
+
+    def _narrow(self, width: int | None) -> bool:
+        """Drop rows that cannot be part of a choice that counts; False when a level has none left."""
+        for level in range(len(self.tables)):
+            table, layer = self.tables[level], self.program.alone[level]
+            bounds = self._coarse(level)
+            near = bounds < self.best.cutoff_s
+            if not near.all():
+                table = table[near]
+            if len(table):
+                bounds = self._bounds(self._alone(table, level, layer), layer)
+                keep = bounds < self.best.cutoff_s
+                if width is not None and keep.sum() > width:
+                    keep &= bounds <= np.partition(bounds, width - 1)[width - 1]
+                table = table[keep]
+            if not len(table):
+                return False
+            self.tables[level], self.ideals[level] = table, Ideal(table)
+        return True
+
+    def _coarse(self, level: int) -> Floats:
+        """A bound of every row of a level from the fastest times of the others."""
+        table, result = self.tables[level], np.zeros(len(self.tables[level]))
+        for column in self.program.alone[level].paths:
+            rest = max(
+                sum(ideal.best(rest[other]) for other, ideal in enumerate(self.ideals) if other != level)
+                for rest in column.rests
+            )
+            for _, calls in column.sources:
+                result = np.maximum(result, table.weight(calls) + rest)
+        return result
+
+    def _alone(self, table: Table, level: int, layer: Layer) -> State:
+        """Every row of one level as a partial choice."""
+        zero, home = np.zeros(len(table)), self.program.home[level]
+
+        def summed(columns: Sequence[Column], value: Floats | Ints) -> list[Floats]:
+            return [value * 1.0 if column.sources[-1][1] else zero for column in columns]
+
+        return State(
+            [np.maximum.reduce([table.weight(calls) for _, calls in column.sources]) for column in layer.paths],
+            summed(layer.devices, table.slots),
+            [summed(columns, table.resident) for columns in layer.stored],
+            [table.transient if index == home else zero for index in range(len(self.room))],
+            [table.row],
+            table.name,
+        )
+
+    def _grow(self, state: State, level: int, width: int | None) -> State:
+        """Every partial choice with every row of the next level, as far as it may count."""
+        layer, table = self.program.layers[level], self.tables[level]
+        size = max(1, CELLS // max(len(table), 1))
+        parts, bounds = [], []
+        for start in range(0, max(len(state.name), 1), size):
+            grown = self._pairs(state.take(slice(start, start + size)), layer, table)  # type: ignore[arg-type]
+            bound = self._bounds(grown, layer)
+            keep = bound < self.best.cutoff_s
+            parts.append(grown.take(keep))
+            bounds.append(bound[keep])
+        grown, bound = _joined(parts), np.concatenate(bounds)
+        if width is not None and len(bound) > width:
+            return grown.take(np.argpartition(bound, width)[:width])
+        if len(bound) > CROWD:
+            grown = grown.take(~beaten(grown.sizes(), grown.name, self.best.k))
+        return grown
+
+    def _pairs(self, state: State, layer: Layer, table: Table) -> State:
+        new, home = layer.chosen[-1], self.program.home[layer.chosen[-1]]
+        size = (len(state.name), len(table))
+        ok = np.ones(size, dtype=np.bool_)
+        slots = [_outer(column, state.devices, table.slots, size) for column in layer.devices]
+        for column, used in zip(layer.devices, slots, strict=True):
+            ok &= used + self._rest(column, [ideal.slots for ideal in self.ideals], layer) <= self.slots
+        added = np.maximum(state.added[home][:, None], table.transient[None, :])
+        stored = [
+            [_outer(column, state.stored[index], table.resident, size) for column in columns]
+            for index, columns in enumerate(layer.stored)
+        ]
+        for column, used in zip(layer.stored[home], stored[home], strict=True):
+            rest = self._rest(column, [ideal.resident for ideal in self.ideals], layer)
+            ok &= used + added + rest <= self.room[home]
+        paths, cutoff_s = [], self.best.cutoff_s
+        for column in layer.paths:
+            terms = [state.paths[of][:, None] + table.weight(calls)[None, :] for of, calls in column.sources]
+            longest = terms[0] if len(terms) == 1 else np.maximum.reduce(terms)
+            rest = max(sum(self.ideals[j].best(rest[j]) for j in layer.rest) for rest in column.rests)
+            ok &= longest + rest < cutoff_s
+            paths.append(longest)
+        one, other = np.nonzero(ok)
+        return State(
+            [column[one, other] for column in paths],
+            [column[one, other] for column in slots],
+            [[column[one, other] for column in columns] for columns in stored],
+            [added[one, other] if index == home else column[one] for index, column in enumerate(state.added)],
+            [*(rows[one] for rows in state.rows), table.row[other]],
+            (state.name[one] * MIX) ^ (table.name[other] * (2 * new + 3)),
+        )
+
+    def _rest(self, column: Column, least: Sequence[float], layer: Layer) -> float:
+        return max(sum(least[j] for j in layer.rest if rest[j]) for rest in column.rests)
+
+    def _bounds(self, state: State, layer: Layer) -> Floats:
+        """No completion of a partial choice is faster; infinite where there is none."""
+        limits = {level: self._limits(state, layer, level) for level in layer.rest}
+        known: dict[tuple[int, int], Floats | float] = {}
+        result = np.zeros(len(state.name))
+        for column, sums in zip(layer.paths, state.paths, strict=True):
+            for rest in column.rests:
+                total: Floats = sums
+                for level in layer.rest:
+                    key = (level, rest[level])
+                    if key not in known:
+                        known[key] = self._least(level, rest[level], limits[level])
+                    total = total + known[key]
+                result = np.maximum(result, total)
+        return result
+
+    def _limits(self, state: State, layer: Layer, level: int) -> Mapping[str, Floats]:
+        """What is left for a level: slots where others run beside it, bytes beside what is stored and added."""
+        limits = {}
+        slots = [ideal.slots for ideal in self.ideals]
+        used = _most(layer.devices, state.devices, slots, layer, level, constants=False)
+        if used is not None:
+            limits["slots"] = self.slots - used
+        home = self.program.home[level]
+        resident = [ideal.resident for ideal in self.ideals]
+        stored = _most(layer.stored[home], state.stored[home], resident, layer, level, constants=True)
+        if stored is not None:
+            limits["bytes"] = self.room[home] - stored
+            limits["resident"] = limits["bytes"] - state.added[home]
+        return limits
+
+    def _least(self, level: int, calls: int, limits: Mapping[str, Floats]) -> Floats | float:
+        ideal = self.ideals[level]
+        if not limits:
+            return ideal.best(calls)
+        return np.maximum.reduce([ideal.within(name, calls, limit) for name, limit in limits.items()])
+
+    def _offer(self, state: State) -> None:
+        """Complete choices, the fastest first."""
+        (step_s,) = state.paths
+        for index in np.argsort(step_s, kind="stable"):
+            if step_s[index] >= self.best.cutoff_s:
+                return
+            rows = tuple(int(column[index]) for column in state.rows)
+            names = self._names(rows)
+            self.best.offer(names, Found(float(step_s[index]), self.program, rows))
+
+    def _names(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """The layouts of a choice, model-stages in a fixed order."""
+        named = {}
+        for model_stage, table, row in zip(self.program.levels, self.tables, rows, strict=True):
+            named[model_stage.sort_key] = int(table.name[np.flatnonzero(table.row == row)[0]])
+        return tuple(named[key] for key in sorted(named))
+
+
+MIX = 6364136223846793005
+
+
+def _outer(column: Column, before: Sequence[Floats], value: Floats | Ints, size: tuple[int, int]) -> Floats:
+    """A column of every pair: the largest of its sources."""
+    terms = [
+        before[of][:, None] + value[None, :] if taken else np.broadcast_to(before[of][:, None], size)
+        for of, taken in column.sources
+    ]
+    return terms[0] if len(terms) == 1 else np.maximum.reduce(terms)
+
+
+def _most(
+    columns: Sequence[Column], sums: Sequence[Floats], least: Sequence[float], layer: Layer, level: int, constants: bool
+) -> Floats | None:
+    """The largest sum that a level would add to, the least of the other levels to come included."""
+    found: Floats | None = None
+    for column, partial in zip(columns, sums, strict=True):
+        rests = [rest for rest in column.rests if rest[level]]
+        if not rests:
+            continue
+        others = max(sum(least[j] for j in layer.rest if rest[j] and j != level) for rest in rests)
+        if not constants and not others and not any(taken for _, taken in column.sources) and not partial.any():
+            continue
+        total = partial + others
+        found = total if found is None else np.maximum(found, total)
+    return found
+
+
+def _joined(parts: Sequence[State]) -> State:
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(columns: Sequence[Sequence[Floats]]) -> list[Floats]:
+        return [np.concatenate(each) for each in zip(*columns, strict=True)]
+
+    return State(
+        join([part.paths for part in parts]),
+        join([part.devices for part in parts]),
+        [join(each) for each in zip(*(part.stored for part in parts), strict=True)],
+        join([part.added for part in parts]),
+        join([part.rows for part in parts]),
+        np.concatenate([part.name for part in parts]),
+    )

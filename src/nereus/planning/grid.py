@@ -1,0 +1,312 @@
+"""The candidates of one model-stage as columns: every degree and option that its model, job, pool and pins allow.
+
+What is looked at:
+- TP: degrees that cut the model, inside a node. PP up to the layers: every degree on pools of up to `EXACT_POOL`
+  devices, beyond powers of two and, with any DP, three times powers of two.
+- DP: powers of two, or any; on pools beyond `EXACT_POOL` those at which the largest share of a batch shrinks.
+- Micro-batch: powers of two up to the largest share. For generation: how many sequences decode at once, the whole
+  share or as many as a power-of-two KV budget holds.
+- Recomputation, ZeRO, CP, EP, virtual pp ranks and offload as far as `Capabilities` lists them; sequence parallelism
+  wherever the job can do it and TP is above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage, Workload
+from nereus.cost.memory import sequence_kv_bytes
+from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows
+from nereus.planning.pins import legal_tp
+from nereus.planning.packing import Packing
+from nereus.planning.problem import Problem
+from nereus.planning.refusals import Refusals
+
+EXACT_POOL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows of one model-stage with the slots that each needs, counted from the front; a slot is a node or a device.
+
+    `name` numbers what tells plans apart: equal for rows with the same degrees.
+    """
+
+    model_stage: ModelStage
+    rows: Rows
+    slots: Ints
+    name: Ints
+
+    def candidate(self, row: int) -> Candidate:
+        """A row in full."""
+        rows = self.rows
+        return Candidate(
+            self.model_stage,
+            Layout(int(rows.tp[row]), int(rows.pp[row])),
+            int(rows.dp[row]),
+            int(rows.micro_batch[row]),
+            RECOMPUTE[rows.recompute[row]],
+            int(rows.kv_bytes[row]),
+            bool(rows.offload[row]),
+            int(rows.zero[row]),
+            int(rows.cp[row]),
+            int(rows.ep[row]),
+            bool(rows.sequence_parallel[row]),
+            int(rows.vpp[row]),
+        )
+
+    def label(self, row: int) -> str:
+        """A row with all that tells it from its neighbours."""
+        candidate = self.candidate(row)
+        return f"{candidate} recompute {candidate.recompute}" if candidate.recompute != "none" else str(candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Degrees:
+    """Columns of one entry for every (tp, cp, pp, dp), with what packing says about each."""
+
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    dp: Ints
+    slots: Ints
+    node: Ints
+    cp_spans: Bools
+    pp_spans: Bools
+    dp_spans: Bools
+
+
+@dataclass
+class Grids:
+    """Makes grids on nodes of `sizes` free devices; model-stages with equal choices share their degrees."""
+
+    problem: Problem
+    sizes: tuple[int, ...]
+    refusals: Refusals = field(default_factory=Refusals)
+    _degrees: dict[object, _Degrees] = field(default_factory=dict)
+    _packings: dict[tuple[int, int], Packing] = field(default_factory=dict)
+
+    @cached_property
+    def devices(self) -> int:
+        """Devices of all nodes."""
+        return sum(self.sizes)
+
+    def of(self, model_stage: ModelStage) -> Grid:
+        """Every legal row of a model-stage."""
+        problem, able = self.problem, self.problem.capabilities
+        spec, pin = problem.workflow.spec(model_stage), able.pin(model_stage)
+        whole, trained = _shared(problem, model_stage)
+        tps = self._tps(model_stage, pin)
+        pps = self._pps(model_stage, pin)
+        key = (tps, pps, pin.dp, whole, able.cp if trained else (1,))
+        if key not in self._degrees:
+            self._degrees[key] = self._deal(model_stage, tps, pps, able.cp if trained else (1,), pin, whole)
+        degrees = self._degrees[key]
+        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, whole, problem.workload)
+        return self._grid(model_stage, degrees, variants, whole)
+
+    def _tps(self, model_stage: ModelStage, pin: Pin) -> tuple[int, ...]:
+        spec, valid = self.problem.workflow.spec(model_stage), legal_tp(self.problem, model_stage)
+        largest = max(self.sizes)
+        if pin.tp is None:
+            for tp in _powers(largest):
+                if tp not in valid:
+                    words = f"{spec.heads} heads, {spec.kv_heads} KV heads: valid TP {', '.join(map(str, valid))}"
+                    self.refusals.note(words, f"{model_stage} tp{tp}")
+        return tuple(tp for tp in valid if tp <= largest and pin.tp in (None, tp))
+
+    def _pps(self, model_stage: ModelStage, pin: Pin) -> tuple[int, ...]:
+        able, layers = self.problem.capabilities, self.problem.workflow.spec(model_stage).layers
+        if pin.pp is not None:
+            wanted: Sequence[int] = (pin.pp,)
+        elif able.pp:
+            wanted = able.pp
+        elif able.dp == "powers":
+            wanted = _powers(self.devices)
+        elif self.devices <= EXACT_POOL:
+            wanted = range(1, self.devices + 1)
+        else:
+            wanted = sorted({*_powers(self.devices), *(3 * power for power in _powers(self.devices // 3))})
+        deep = [pp for pp in wanted if pp > layers]
+        self.refusals.add(f"the model has {layers} layers", deep, lambda pp: f"{model_stage} pp{pp}")
+        return tuple(pp for pp in wanted if pp <= layers and (able.max_pp is None or pp <= able.max_pp))
+
+    def _deal(
+        self, model_stage: ModelStage, tps: Sequence[int], pps: Sequence[int], cps: Sequence[int], pin: Pin, whole: int
+    ) -> _Degrees:
+        """Every (tp, cp, pp, dp) that the nodes have room for and the batch has sequences for."""
+        parts: list[tuple[Ints, ...]] = []
+        choices = self._dps(model_stage, pin, whole)
+        for tp, cp in product(tps, cps):
+            packing = self._packing(tp, cp)
+            for pp in pps:
+                runs = packing.runs(pp)
+                dp = choices[choices <= runs.most]
+                if not len(dp):
+                    continue
+                nodes = packing.nodes(dp * pp)
+                parts.append(
+                    (
+                        *(np.full(len(dp), degree) for degree in (tp, cp, pp)),
+                        dp,
+                        nodes if len(self.sizes) > 1 else dp * pp * cp * tp,
+                        packing.fewest(dp * pp),
+                        np.full(len(dp), not packing.whole),
+                        (dp >= runs.pp_from) & (pp > 1),
+                        dp >= runs.dp_from,
+                    )
+                )
+        if not parts:
+            return _Degrees(*(np.zeros(0, dtype=np.int64) for _ in range(6)), *(np.zeros(0, np.bool_) for _ in "123"))
+        return _Degrees(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _packing(self, tp: int, cp: int) -> Packing:
+        if (tp, cp) not in self._packings:
+            self._packings[tp, cp] = Packing(self.sizes, tp, cp)
+        return self._packings[tp, cp]
+
+    def _dps(self, model_stage: ModelStage, pin: Pin, whole: int) -> Ints:
+        """Replicas worth looking at, whatever the layout."""
+        able, work = self.problem.capabilities, self.problem.workload
+        most = min(self.devices, whole)
+        every = np.arange(1, most + 1)
+        if pin.dp is not None:
+            every = every[every == pin.dp]
+        elif able.dp == "powers":
+            every = np.array(_powers(most))
+        elif self.devices > EXACT_POOL:
+            shares = [-(-size // every) for size in {work.mini_batch, work.sequences}]
+            shrinks = np.any([np.diff(share, prepend=share[0] + 1) < 0 for share in shares], axis=0)
+            every = every[shrinks]
+        if not able.uneven_shares:
+            even = (work.mini_batch % every == 0) & (work.sequences % every == 0)
+            uneven = every[~even]
+            words = f"does not divide the batch of {work.mini_batch} evenly"
+            self.refusals.add(words, list(uneven), lambda dp: f"{model_stage} dp{dp}")
+            every = every[even]
+        if self.devices > whole and pin.dp is None:
+            part = "a mini-batch" if whole == work.mini_batch else "the batch"
+            beyond = range(whole + 1, self.devices + 1)
+            self.refusals.add(f"{part} has {whole} sequences", beyond, lambda dp: f"{model_stage} dp{dp}")
+        return every
+
+    def _grid(self, model_stage: ModelStage, degrees: _Degrees, variants: _Variants, whole: int) -> Grid:
+        """Every pair of degrees and variant that goes together."""
+        share = -(-whole // np.maximum(degrees.dp, 1))
+        wide = variants.micro_batch[None, :] > share[:, None]
+        fits = variants.fits(degrees.tp, degrees.cp, degrees.pp, degrees.dp, share) & ~wide
+        which, option = np.nonzero(fits)
+        tp, cp, pp, dp = (column[which] for column in (degrees.tp, degrees.cp, degrees.pp, degrees.dp))
+        chosen = {name: column[option] for name, column in variants.columns().items()}
+        micro_batch = chosen["micro_batch"]
+        kv_bytes = np.zeros(len(which), dtype=np.int64)
+        if model_stage.stage is Stage.GENERATION:
+            part = micro_batch > 0
+            micro_batch = np.where(part, micro_batch, share[which])
+            kv_bytes = np.where(part, micro_batch * self._kv_bytes(model_stage, tp, pp), 0)
+        first, middle, last = _layers(self.problem.workflow.spec(model_stage).layers, pp)
+        pp_spans, dp_spans, cp_spans = (column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans))
+        rows = Rows(
+            tp=tp, pp=pp, dp=dp, cp=cp, ep=chosen["ep"], vpp=chosen["vpp"], zero=chosen["zero"],
+            micro_batch=micro_batch, recompute=chosen["recompute"], kv_bytes=kv_bytes,
+            sequence_parallel=chosen["sequence_parallel"] & (tp > 1), offload=chosen["offload"],
+            layers_first=first, layers_middle=middle, layers_last=last,
+            tp_spans=np.zeros(len(tp), np.bool_), pp_spans=pp_spans, dp_spans=dp_spans,
+            ep_spans=(chosen["ep"] > 1) & (cp_spans | dp_spans), cp_spans=cp_spans, node=degrees.node[which],
+        )  # fmt: skip
+        return Grid(model_stage, rows, degrees.slots[which], which)
+
+    def _kv_bytes(self, model_stage: ModelStage, tp: Ints, pp: Ints) -> Ints:
+        """KV cache of one longest sequence, by row."""
+        spec, found = self.problem.workflow.spec(model_stage), np.zeros(len(tp), dtype=np.int64)
+        code, where = np.unique(tp * NODES + pp, return_inverse=True)
+        each = [sequence_kv_bytes(spec, Layout(*divmod(int(one), NODES)), self.problem.workload) for one in code]
+        found[:] = np.array(each, dtype=np.int64)[where]
+        return found
+
+
+NODES = 1 << 20
+"""More than any degree: two of them make one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variants:
+    """Columns of what a candidate has beside its degrees. A micro-batch of 0 is the whole share (generation)."""
+
+    micro_batch: Ints
+    recompute: Ints
+    zero: Ints
+    ep: Ints
+    vpp: Ints
+    offload: Bools
+    sequence_parallel: Bools
+    experts: int
+    even: bool
+
+    @classmethod
+    def of(
+        cls, able: Capabilities, pin: Pin, model_stage: ModelStage, trained: bool, experts: int, whole: int, _: Workload
+    ) -> _Variants:
+        """Every combination that the job can do; whether it goes with some degrees is asked later."""
+        generation = model_stage.stage is Stage.GENERATION
+        sizes: Sequence[int] = _powers(whole)
+        if generation:
+            sizes = [0, *_powers(whole - 1)] if pin.micro_batch is None else [0, pin.micro_batch]
+        elif pin.micro_batch is not None:
+            sizes = [pin.micro_batch]
+        elif able.micro_batches:
+            sizes = able.micro_batches
+        recompute = [RECOMPUTE.index(mode) for mode in able.recompute] if trained else [0]
+        eps = [1, *(e for e in range(2, experts + 1) if experts % e == 0)] if able.expert_parallel and experts else [1]
+        offloads = [False, True] if able.offload else [False]
+        combined = list(
+            product(sizes, recompute, able.zero if trained else (0,), eps, able.vpp if trained else (1,), offloads)
+        )
+        micro, again, zero, ep, vpp, offload = (np.array(column) for column in zip(*combined, strict=True))
+        parallel = np.full(len(combined), able.sequence_parallel and not generation)
+        even = not able.uneven_shares and not generation
+        return cls(micro, again, zero, ep, vpp, offload, parallel, experts, even)
+
+    def columns(self) -> dict[str, Ints]:
+        """By name."""
+        return {
+            "micro_batch": self.micro_batch, "recompute": self.recompute, "zero": self.zero, "ep": self.ep,
+            "vpp": self.vpp, "offload": self.offload, "sequence_parallel": self.sequence_parallel,
+        }  # fmt: skip
+
+    def fits(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, share: Ints) -> Bools:
+        """Which variants (columns) go with which degrees (rows)."""
+        ok = np.ones((len(tp), len(self.ep)), dtype=np.bool_)
+        if self.ep.max(initial=1) > 1:
+            ok &= (tp * cp * dp)[:, None] % self.ep == 0
+        if self.vpp.max(initial=1) > 1:
+            ok &= (self.vpp == 1) | ((pp > 1)[:, None])
+        if self.zero.max(initial=0) > 0:
+            ok &= (self.zero == self.zero.min()) | ((dp * cp) > 1)[:, None]
+        if (self.micro_batch == 0).any():
+            ok &= (self.micro_batch == 0) | (self.micro_batch < share[:, None])
+        if self.even:
+            ok &= share[:, None] % np.maximum(self.micro_batch, 1) == 0
+        return ok
+
+
+def _shared(problem: Problem, model_stage: ModelStage) -> tuple[int, bool]:
+    """Sequences that replicas share out at once, and whether the model-stage is trained (D5.8)."""
+    trained = problem.workflow.updated(model_stage)
+    return (problem.workload.mini_batch if trained else problem.workload.sequences), trained
+
+
+def _layers(layers: int, pp: Ints) -> tuple[Ints, Ints, Ints]:
+    """Layers of the first pp rank, of the fullest between, and of the last."""
+    small, extra = np.divmod(layers, pp)
+    middle = np.where(pp > 2, small + (extra > 1), 0)
+    return small + (extra > 0), middle, np.where(pp == 1, layers, small)
+
+
+def _powers(largest: int) -> list[int]:
+    return [1 << power for power in range(largest.bit_length())] if largest > 0 else []

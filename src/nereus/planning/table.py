@@ -1,0 +1,124 @@
+"""What the search knows of one model-stage's candidates: columns of seconds, slots and bytes, and their best values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nereus.cost.rows import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that fit alone. `calls` are seconds by call and row, `sync` what is added to every path.
+
+    `name` is equal for rows that count as one layout; `row` is where a row lies in its grid.
+    """
+
+    calls: tuple[Floats, ...]
+    sync: Floats
+    slots: Ints
+    resident: Floats
+    transient: Floats
+    name: Ints
+    row: Ints
+    _weights: dict[int, Floats] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getitem__(self, rows: Ints | Bools) -> Table:
+        """Some of the rows."""
+        columns = (self.sync, self.slots, self.resident, self.transient, self.name, self.row)
+        return Table(tuple(call[rows] for call in self.calls), *(column[rows] for column in columns))
+
+    def weight(self, calls: int) -> Floats:
+        """Seconds of the calls whose bits are set, the synchronisation included."""
+        if calls not in self._weights:
+            total = self.sync
+            for index, seconds in enumerate(self.calls):
+                if calls >> index & 1:
+                    total = total + seconds
+            self._weights[calls] = total
+        return self._weights[calls]
+
+    def sizes(self) -> list[Floats | Ints]:
+        """Columns of which less is never worse."""
+        return [*(call for call in self.calls), self.sync, self.slots, self.resident, self.transient]
+
+    def undominated(self) -> Table:
+        """Without rows that another of the same name matches in everything."""
+        order = np.lexsort((self.transient, self.resident, sum(self.calls), self.name))
+        name, sizes = self.name[order], [size[order] for size in self.sizes()]
+        beaten = np.zeros(len(order), dtype=np.bool_)
+        for shift in range(1, len(order)):
+            alike = name[shift:] == name[:-shift]
+            if not alike.any():
+                break
+            for size in sizes:
+                alike &= size[:-shift] <= size[shift:]
+            beaten[shift:] |= alike
+        return self[np.sort(order[~beaten])]
+
+
+class Ideal:
+    """The fastest that some rows can be within a limit on slots or on bytes; every answer is a lower bound."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.slots = int(table.slots.min())
+        self.resident = float(table.resident.min())
+        self._best: dict[int, float] = {}
+        self._stairs: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+        self._orders: dict[str, tuple[Ints, Floats]] = {}
+
+    def best(self, calls: int) -> float:
+        """Without a limit."""
+        if calls not in self._best:
+            self._best[calls] = float(self.table.weight(calls).min())
+        return self._best[calls]
+
+    def within(self, limited: str, calls: int, limit: Floats) -> Floats:
+        """With at most `limit` slots, resident bytes, or bytes in all; infinite where no row is left."""
+        key = (limited, calls)
+        if key not in self._stairs:
+            order, steps = self._order(limited)
+            least = np.minimum.accumulate(self.table.weight(calls)[order])
+            self._stairs[key] = (steps, np.concatenate(([np.inf], least)))
+        steps, least = self._stairs[key]
+        return least[np.searchsorted(steps, limit, side="right")]
+
+    def _order(self, limited: str) -> tuple[Ints, Floats]:
+        if limited not in self._orders:
+            table = self.table
+            column = {"slots": table.slots, "resident": table.resident, "bytes": table.resident + table.transient}
+            order = np.argsort(column[limited], kind="stable")
+            self._orders[limited] = (order, column[limited][order].astype(np.float64))
+        return self._orders[limited]
+
+
+def beaten(sizes: Sequence[Floats], name: Ints, k: int) -> Bools:
+    """Rows that one of their own name, or `k` of other names, match in every column; of equal rows the first stays."""
+    matrix = np.array(sizes, dtype=np.float64)
+    order = np.lexsort(matrix[::-1])
+    matrix, name = matrix[:, order], name[order]
+    kept, result = np.zeros(0, dtype=np.int64), np.zeros(len(order), dtype=np.bool_)
+    for start in range(0, len(order), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(order)))
+        rivals = np.concatenate([kept, block])
+        match = rivals[None, :] < block[:, None]
+        for column in matrix:
+            match &= column[rivals][None, :] <= column[block][:, None]
+        same = match & (name[rivals][None, :] == name[block][:, None])
+        grouped = np.argsort(name[rivals], kind="stable")
+        starts = np.flatnonzero(np.diff(name[rivals][grouped], prepend=np.nan))
+        names = np.logical_or.reduceat(match[:, grouped], starts, axis=1).sum(axis=1)
+        lost = same.any(axis=1) | (names >= k)
+        result[order[block[lost]]] = True
+        kept = np.concatenate([kept, block[~lost]])
+    return result
+
+
+BLOCK = 256
