@@ -5,7 +5,8 @@ Three parts: a start and hops in the depth of a tree; bytes over the link at the
 reaches; and between small and large messages a change of protocol and the filling of its pipeline. Without constants
 only hops and bytes count.
 
-A group that spans nodes with `local` ranks in each has so many ports between nodes to itself.
+A group that spans nodes with `local` ranks in each has so many ports between nodes to itself, and what nodes exchange
+is what so many groups of one rank a node would: inside a node it is summed, or spread, first.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ def by_link(links: Links, spans: Bools, price: Callable[[Link], Floats]) -> Floa
 
 def all_reduce_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
     """A ring all-reduce, with the latency of a tree; 0 for one rank."""
-    sent_bytes = 2 * (ranks - 1) / ranks * size_bytes
+    sent_bytes = 2 * _others(ranks, local) * size_bytes
     return _collective_s(link, "all_reduce.share", ranks, sent_bytes, 2 * _depth(ranks), local)
 
 
 def all_gather_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
     """Every rank ends with all of `size_bytes`, of which it had its part."""
-    return _collective_s(link, "gather.share", ranks, (ranks - 1) / ranks * size_bytes, _depth(ranks), local)
+    return _collective_s(link, "gather.share", ranks, _others(ranks, local) * size_bytes, _depth(ranks), local)
 
 
 def reduce_scatter_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
@@ -74,7 +75,7 @@ def reduce_scatter_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | 
 
 def all_to_all_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int = 1) -> Floats:
     """Each rank holds `size_bytes` and keeps its own part; every other part takes its own way."""
-    return _collective_s(link, "gather.share", ranks, (ranks - 1) / ranks * size_bytes, _depth(ranks), local)
+    return _collective_s(link, "gather.share", ranks, _others(ranks, local) * size_bytes, _depth(ranks), local)
 
 
 def send_s(link: Link, size_bytes: Floats) -> Floats:
@@ -88,11 +89,16 @@ def constant(link: Link, name: str) -> float:
 
 
 def _collective_s(link: Link, share: str, ranks: Ints, sent_bytes: Floats, hops: Floats, local: Ints | int) -> Floats:
-    few = 1.0 - constant(link, "collective.few_ranks") / np.maximum(ranks, 2)
+    few = 1.0 / (1.0 + constant(link, "collective.few_ranks") / np.maximum(ranks, 2))
     rate = link.bytes_per_s * constant(link, share) * few * local
     fill_s = constant(link, "collective.fill_s") * sent_bytes / (sent_bytes + constant(link, "collective.fill_bytes"))
     seconds = constant(link, "collective.start_s") + hops * link.latency_s + sent_bytes / rate + fill_s
     return np.where(ranks > 1, seconds, 0.0)
+
+
+def _others(ranks: Ints, local: Ints | int) -> Floats:
+    """Share of a tensor that belongs to other ranks, or to other nodes."""
+    return 1.0 - 1.0 / np.maximum(ranks / local, 1.0)
 
 
 def _depth(ranks: Ints) -> Floats:
