@@ -10,6 +10,7 @@ from nereus.core import Capabilities, Rejection
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
 from nereus.report import tables
+from nereus.report.answer import answer
 from tests.controller.world import WORKFLOW
 from tests.fakes import cluster, workload
 
@@ -18,7 +19,7 @@ def test_a_plan_explains_itself_in_numbers() -> None:
     problem = Problem(WORKFLOW, workload(), cluster(2, speed=0.3), Capabilities(recompute=("none",)))
     result = search(problem)
     console = Console(file=io.StringIO(), width=160)
-    console.print(tables.plan(problem, result))
+    console.print(tables.answer(answer(problem, widest=Capabilities())))
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
     best = result.best[0]
     for ms in best.plan.model_stages:

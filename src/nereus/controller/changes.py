@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nereus.core import Assignment, Plan
+from nereus.core.plan import listed
 
 
 def changes(before: Plan, after: Plan) -> str:
@@ -32,4 +33,4 @@ def _difference(old: Assignment, new: Assignment) -> str:
 
 
 def _listed(assignment: Assignment) -> str:
-    return "[" + ",".join(map(str, sorted(assignment.devices))) + "]"
+    return f"[{listed(assignment.devices)}]"

@@ -43,7 +43,7 @@ class ModelDir:
         found: dict[str, StoredTensor] = {}
         for file in _files(path):
             found |= header(file)
-        return cls(path, _json(path / "config.json"), found)
+        return cls(path, read_config(path / "config.json"), found)
 
     def check(self, tensors: Sequence[TensorSpec], may_lack: Collection[str] = ()) -> None:
         """Raise SettingsError for the first tensor that is missing or has another shape.
@@ -61,6 +61,11 @@ class ModelDir:
                     f"model directory {self.path}: tensor {tensor.name} has shape {list(stored.shape)}, "
                     f"config.json says {list(tensor.shape)}"
                 )
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A `config.json`. Raises SettingsError when it is missing or no JSON object."""
+    return _json(file)
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,40 +1,56 @@
-"""Tables for a terminal: a plan that explains itself (D7.7)."""
+"""Tables for a terminal: an answer of the planner that explains itself (D7.7)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from nereus.controller.changes import changes
-from nereus.core import Estimate, Plan, Rejection
+from nereus.core import Rejection
 from nereus.core.sizes import show_bytes
-from nereus.planning.judge import Scored
-from nereus.planning.problem import Problem
-from nereus.planning.search import SearchResult
+from nereus.report.answer import Answer, Comparison, RunnerUp
+from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
 EXAMPLES = 3
 """Refused candidates that are named for each reason; the others are counted."""
+TERMS = 2
+"""Contents of a device's memory that are named; the others are summed."""
+FULLEST = 12
+"""Groups of devices whose memory is shown, the fullest first."""
 
 
-def plan(problem: Problem, result: SearchResult) -> RenderableType:
-    """The fastest plan: layouts, the step by call, memory by device; which plans came close; what was refused."""
-    best, *others = result.best
-    parts: list[RenderableType] = [
-        _layouts(best.plan),
-        f"predicted step {best.estimate.step_s:.3g} s, give or take {best.estimate.uncertainty:.0%}; "
-        f"{result.considered} plans compared, none of them below {result.bound_s:.3g} s",
-        _calls(best.estimate),
-        _memory(problem, best.estimate),
-    ]
-    if others:
-        parts.append(_runners_up(best, others))
-    if result.refused:
-        parts.append(_refused(result.refused))
+def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] = ()) -> RenderableType:
+    """The best plan by model-stage, call and devices; what came close, what was refused, what would help."""
+    parts: list[RenderableType] = [f"assumed: {escape(line)}" for line in assumptions]
+    parts += [f"note: {escape(line)}" for line in notes]
+    if shown.comparison is not None:
+        parts += _comparison(shown.comparison)
+    if shown.best is not None and shown.result is not None:
+        parts += plan(shown.best, "plan")
+        parts.append(
+            f"{shown.result.considered:,} plans compared, none of them below {shown.result.bound_s:.3g} s a step"
+        )
+    if shown.runners_up:
+        parts.append(_runners_up(shown.runners_up))
+    if shown.result is not None and shown.result.refused:
+        parts.append(_refused(shown.result.refused))
+    if shown.advice:
+        parts.append("what would help:" if shown.best is None else "what would make the step shorter:")
+        parts += [f"  {escape(line.describe())}" for line in shown.advice]
     return Group(*parts)
+
+
+def plan(view: PlanView, title: str) -> list[RenderableType]:
+    """Layouts, calls and memory of one plan."""
+    return [
+        _layouts(view.stages, title),
+        f"predicted step {view.step_s:.3g} s, give or take {view.uncertainty:.0%}; {escape(view.limited_by)}",
+        _calls(view.calls),
+        _memory(view.memory),
+    ]
 
 
 class Refusal(TypedDict):
@@ -54,40 +70,99 @@ def grouped(refused: Collection[Rejection]) -> list[Refusal]:
     return [Refusal(reason=reason, count=len(plans), examples=plans[:EXAMPLES]) for reason, plans in ranked]
 
 
-def _layouts(best: Plan) -> Table:
-    table = _table("plan", "model-stage", "tp", "pp", "dp", "micro-batch", "recompute", "devices")
-    for ms in best.model_stages:
-        assignment = best.of(ms)
-        candidate = assignment.candidate
-        degrees = (candidate.layout.tp, candidate.layout.pp, candidate.dp, candidate.micro_batch)
-        units = " ".join(f"[{','.join(map(str, unit))}]" for unit in assignment.units)
-        table.add_row(str(ms), *map(str, degrees), candidate.recompute, escape(units))
+def options(stage: StageView) -> str:
+    """What a layout has beside its tp, pp and dp, as far as it differs from none."""
+    degrees = {"cp": stage.cp, "ep": stage.ep, "vpp": stage.vpp}
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    words += [f"zero{stage.zero}"] * bool(stage.zero) + ["sp"] * stage.sequence_parallel
+    words += [f"recompute {stage.recompute}"] * (stage.recompute != "none") + ["offload"] * stage.offload
+    words += [f"KV {show_bytes(stage.kv_bytes)}"] * bool(stage.kv_bytes)
+    return ", ".join(words)
+
+
+def contents(row: MemoryView) -> str:
+    """What makes a device's peak, the largest first."""
+    parts = {f"{name} stored": size for name, size in row.stored.items()}
+    parts |= {f"{row.call}: {name}": size for name, size in row.added.items()}
+    ranked = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
+    named = [f"{name} {show_bytes(size)}" for size, name in ranked[:TERMS]]
+    rest = sum(size for size, _ in ranked[TERMS:])
+    return ", ".join([*named, *([f"{show_bytes(rest)} more"] if rest else [])])
+
+
+def mostly(classes: Mapping[str, float]) -> str:
+    """The operation class that most of a call's time goes to, with its share."""
+    if not classes:
+        return ""
+    name = max(classes, key=classes.__getitem__)
+    return f"{CLASSES.get(name, name)} {classes[name] / max(sum(classes.values()), 1e-12):.0%}"
+
+
+def _comparison(found: Comparison) -> list[RenderableType]:
+    """The verdict on the plan that the asker has."""
+    parts: list[RenderableType] = []
+    verdict = f"{found.own}: {'fits' if found.fits else 'does not fit'}"
+    if found.slower is not None and found.view is not None and found.other is not None:
+        ahead = "slower" if found.slower >= 0 else "faster"
+        verdict += (
+            f"; {found.view.step_s:.3g} s a step, {abs(found.slower):.1%} {ahead} than the best plan "
+            f"({found.other.step_s:.3g} s)"
+        )
+    parts.append(escape(verdict))
+    if found.reason:
+        parts.append(escape(found.reason))
+    if found.view is not None and found.own.startswith("imported"):
+        parts += plan(found.view, found.own)
+    elif found.other is not None:
+        parts += plan(found.other, "best plan without pins")
+    if found.calls:
+        table = _table("where they differ", "call", f"{found.own} s", "best plan s", "difference s")
+        for call, own, other in found.calls:
+            table.add_row(call, f"{own:.3g}", f"{other:.3g}", f"{other - own:+.3g}")
+        parts.append(table)
+        parts.append(f"to the best plan: {escape(found.changes)}")
+    return parts
+
+
+def _layouts(stages: Sequence[StageView], title: str) -> Table:
+    table = _table(title, "model-stage", "tp", "pp", "dp", "micro-batch", "with", "devices", "s", "stored + added")
+    for stage in stages:
+        degrees = (stage.tp, stage.pp, stage.dp, stage.micro_batch)
+        size = f"{show_bytes(stage.stored_bytes)} + {show_bytes(stage.added_bytes)}"
+        table.add_row(
+            stage.model_stage,
+            *map(str, degrees),
+            options(stage),
+            escape(stage.where),
+            f"{stage.seconds:.3g}",
+            size,
+        )
     return table
 
 
-def _calls(estimate: Estimate) -> Table:
+def _calls(calls: Sequence[CallView]) -> Table:
     """What limits the step: the calls on its critical path, the others beside it."""
-    table = _table("step", "call", "seconds", "on the critical path")
-    for name, seconds in estimate.call_s.items():
-        table.add_row(name, f"{seconds:.3g}", "yes" if name in estimate.critical_path else "")
+    table = _table("step", "call", "of", "starts s", "takes s", "on the critical path", "mostly")
+    for call in calls:
+        times = (f"{call.start_s:.3g}", f"{call.seconds:.3g}")
+        table.add_row(call.call, call.model_stage, *times, "yes" if call.critical else "", mostly(call.classes))
     return table
 
 
-def _memory(problem: Problem, estimate: Estimate) -> Table:
-    table = _table("memory", "device", "peak", "of usable", "what makes it")
-    for device, peak in sorted(estimate.peak_bytes.items()):
-        usable = problem.usable_bytes(device)
-        share = f"{peak / usable:.0%} of {show_bytes(usable)}"
-        table.add_row(str(device), show_bytes(peak), share, estimate.limits.get(device, ""))
+def _memory(rows: Sequence[MemoryView]) -> Table:
+    table = _table("memory of one device", "devices", "each of", "peak", "of usable", "what makes it")
+    for row in rows[:FULLEST]:
+        share = f"{row.share:.0%} of {show_bytes(row.usable_bytes)}"
+        table.add_row(escape(row.where), f"{row.count:,}", show_bytes(row.peak_bytes), share, escape(contents(row)))
+    if len(rows) > FULLEST:
+        table.add_row(f"{len(rows) - FULLEST} more groups, less full", "", "", "", "")
     return table
 
 
-def _runners_up(best: Scored, others: Sequence[Scored]) -> Table:
+def _runners_up(others: Sequence[RunnerUp]) -> Table:
     table = _table("plans that came close", "step s", "slower by", "what differs")
-    for scored in others:
-        slower = scored.estimate.step_s / best.estimate.step_s - 1
-        difference = changes(best.plan, scored.plan).replace("; ", "\n")
-        table.add_row(f"{scored.estimate.step_s:.3g}", f"{slower:.1%}", escape(difference))
+    for other in others:
+        table.add_row(f"{other.step_s:.3g}", f"{other.slower:.1%}", escape(other.changes.replace("; ", "\n")))
     return table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nereus.core import Head, ModelSpec, SettingsError, plugins
-from nereus.core.model_dir import ModelDir
+from nereus.core.model_dir import ModelDir, read_config
 from nereus.core.ports import Family
 from nereus.settings.schema import Settings, Sizes
 
@@ -30,13 +30,29 @@ def specs(settings: Settings, roles: tuple[str, ...]) -> dict[str, ModelSpec]:
             f"models.{missing[0]} is missing: {settings.algorithm.use} needs a model for {', '.join(roles)}"
         )
     found = {role: spec(chosen(settings, role), role, settings.precision) for role in roles}
+    check_vocabularies(found, "models.{role}")
+    return found
+
+
+def check_vocabularies(found: Mapping[str, ModelSpec], where: str) -> None:
+    """Raises SettingsError for a model that does not know all of the actor's tokens."""
     for role, sizes in found.items():
         if sizes.vocab < found["actor"].vocab:
             raise SettingsError(
-                f"models.{role} has a vocabulary of {sizes.vocab} tokens, the actor one of {found['actor'].vocab}: "
-                "every model reads the actor's tokens"
+                f"{where.format(role=role)} has a vocabulary of {sizes.vocab} tokens, the actor one of "
+                f"{found['actor'].vocab}: every model reads the actor's tokens"
             )
-    return found
+
+
+def planned(model: str, role: str, precision: str) -> ModelSpec:
+    """The sizes of a model to plan with: a known name, or a directory (or file) with a `config.json` and no weights."""
+    path = Path(model)
+    if not path.exists() and not model.startswith((".", "/", "~")):
+        from nereus.families.models import named
+
+        return _for_role(named(model, precision), role, precision)
+    config = read_config(path if path.suffix == ".json" else path / "config.json")
+    return _for_role(family(_supported(config, model)).spec(config), role, precision)
 
 
 def spec(model: str | Sizes | None, role: str, precision: str) -> ModelSpec:
@@ -48,17 +64,22 @@ def spec(model: str | Sizes | None, role: str, precision: str) -> ModelSpec:
             raise SettingsError(f"models.{role}: {error}") from None
         return _for_role(own, role, precision)
     directory = ModelDir.read(Path(str(model)))
-    kind = directory.config.get("model_type")
-    if kind not in plugins.names(FAMILIES):
-        valid = ", ".join(plugins.names(FAMILIES))
-        raise SettingsError(f"model directory {model}: model_type {kind!r} is not supported, valid: {valid}")
-    architecture = family(str(kind))
+    architecture = family(_supported(directory.config, str(model)))
     own = architecture.spec(directory.config)
     needed = _for_role(own, role, precision)
     tensors = architecture.tensors(needed)
     head = {tensor.name for tensor in tensors} - {tensor.name for tensor in architecture.tensors(own)}
     directory.check(tensors, may_lack=head if role == "critic" else ())
     return needed
+
+
+def _supported(config: Mapping[str, Any], model: str) -> str:
+    """The family of a `config.json`."""
+    kind = config.get("model_type")
+    if kind not in plugins.names(FAMILIES):
+        valid = ", ".join(plugins.names(FAMILIES))
+        raise SettingsError(f"model directory {model}: model_type {kind!r} is not supported, valid: {valid}")
+    return str(kind)
 
 
 def family(name: str) -> Family:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from nereus.core import Capabilities, Cluster, ModelStage, Pin, SettingsError, Workflow
 from nereus.settings.models import family
-from nereus.settings.schema import PinSection, Settings
+from nereus.settings.schema import Settings
+
+_PIN_PART = re.compile(r"(tp|pp|dp|mb)=?(\d+)")
 
 
 def capabilities(settings: Settings, flow: Workflow) -> Capabilities:
@@ -22,22 +25,40 @@ def capabilities(settings: Settings, flow: Workflow) -> Capabilities:
     )
 
 
-def _model_stage(name: str, flow: Workflow) -> ModelStage:
+def _model_stage(name: str, flow: Workflow, where: str = "plan.pin") -> ModelStage:
     valid = [str(ms) for ms in flow.model_stages]
     if name not in valid:
         near = difflib.get_close_matches(name, valid, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise SettingsError(f"plan.pin: {name!r} is not a model-stage of this job, valid: {', '.join(valid)}{hint}")
+        raise SettingsError(f"{where}: {name!r} is not a model-stage of this job, valid: {', '.join(valid)}{hint}")
     return ModelStage.parse(name)
+
+
+def parse_pin(text: str, flow: Workflow) -> tuple[ModelStage, Pin]:
+    """`actor/training=tp4,pp2,dp8,mb2`; degrees that are left out stay free. Raises SettingsError."""
+    name, equals, rest = text.partition("=")
+    parts = [_PIN_PART.fullmatch(part.strip()) for part in rest.split(",")]
+    if not equals or not all(parts):
+        raise SettingsError(f"--pin {text!r}: expected MODEL/STAGE=tp4,pp2,dp8,mb1 (any of tp, pp, dp, mb)")
+    degrees: dict[str, int] = {}
+    for part in parts:
+        assert part is not None
+        if part[1] in degrees:
+            raise SettingsError(f"--pin {text!r}: {part[1]} is given twice")
+        degrees[part[1]] = int(part[2])
+    return _model_stage(name.strip(), flow, "--pin"), Pin(
+        degrees.get("tp"), degrees.get("pp"), degrees.get("dp"), degrees.get("mb")
+    )
 
 
 def check_devices(settings: Settings, cluster: Cluster) -> None:
     """Raises SettingsError for a pin that needs more devices than the cluster or the pin itself has."""
     for name, pin in settings.plan.pin.items():
-        _check_devices(f"plan.pin.{name}", pin, cluster)
+        check_pin_devices(f"plan.pin.{name}", Pin(**pin.model_dump()), cluster)
 
 
-def _check_devices(where: str, pin: PinSection, cluster: Cluster) -> None:
+def check_pin_devices(where: str, pin: Pin, cluster: Cluster) -> None:
+    """Raises SettingsError for a pin that needs more devices than the cluster or the pin itself has."""
     size = (pin.tp or 1) * (pin.pp or 1) * (pin.dp or 1)
     if size > len(cluster.ids):
         raise SettingsError(f"{where} needs {size} devices, the cluster never has more than {len(cluster.ids)}")

@@ -1,0 +1,133 @@
+"""The planner's whole answer to one question: the best plan, what came close, the plan one has beside it, advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nereus.controller.changes import changes
+from nereus.core import Capabilities, InfeasibleError, NereusError, Plan
+from nereus.cost.step import StepModel
+from nereus.planning import advice
+from nereus.planning.advice import Advice
+from nereus.planning.judge import Scored, misfit
+from nereus.planning.problem import Problem
+from nereus.planning.search import SearchResult, search
+from nereus.report.views import PlanView
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """A plan that came close. `slower` is relative to the best, `changes` says what differs from it."""
+
+    plan: Plan
+    step_s: float
+    slower: float
+    changes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The plan that the asker fixed (`own`) beside the one the planner would choose (`other`).
+
+    `own` is "pinned degrees" or "imported configuration"; `view` is None when no such plan can be placed at all.
+    """
+
+    own: str
+    fits: bool
+    reason: str
+    """Why it does not fit: device, bytes, call, term."""
+    view: PlanView | None
+    other: PlanView | None
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer its step is, relative to the other."""
+        if self.view is None or self.other is None:
+            return None
+        return self.view.step_s / self.other.step_s - 1
+
+    @property
+    def calls(self) -> tuple[tuple[str, float, float], ...]:
+        """(call, own seconds, other seconds), the largest difference first."""
+        if self.view is None or self.other is None:
+            return ()
+        theirs = {call.call: call.seconds for call in self.other.calls}
+        rows = ((call.call, call.seconds, theirs.get(call.call, 0.0)) for call in self.view.calls)
+        return tuple(sorted(rows, key=lambda row: -abs(row[1] - row[2])))
+
+    @property
+    def changes(self) -> str:
+        """From the own layouts to the other's."""
+        return changes(self.view.plan, self.other.plan) if self.view and self.other else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`best` is None when nothing fits; then `shortage` says why and `advice` what would help."""
+
+    problem: Problem
+    best: PlanView | None
+    result: SearchResult | None
+    shortage: str
+    runners_up: tuple[RunnerUp, ...]
+    comparison: Comparison | None
+    advice: tuple[Advice, ...]
+
+
+def answer(
+    problem: Problem, *, own: Plan | None = None, widest: Capabilities, top: int = 8, advise: bool = True
+) -> Answer:
+    """Search, judge the plan the asker has, and look for what would help.
+
+    `widest` is what the job's host could be told to do. Raises SettingsError for pins that no plan can meet.
+    """
+    model = problem.model()
+    try:
+        result, shortage = search(problem, top), ""
+    except InfeasibleError as error:
+        result, shortage = None, str(error)
+    best = PlanView.of(problem, model, result.best[0]) if result else None
+    comparison = _pinned(problem, model, best, shortage)
+    if own is not None:
+        comparison = _imported(problem, model, own, best)
+    found: tuple[Advice, ...] = ()
+    if advise:
+        found = advice.gains(problem, result.best[0], widest) if result else advice.remedies(problem, widest)
+    return Answer(problem, best, result, shortage, _runners_up(result), comparison, found)
+
+
+def _runners_up(result: SearchResult | None) -> tuple[RunnerUp, ...]:
+    first, *others = result.best if result else (None,)
+    if first is None:
+        return ()
+    return tuple(
+        RunnerUp(
+            scored.plan,
+            scored.estimate.step_s,
+            scored.estimate.step_s / first.estimate.step_s - 1,
+            changes(first.plan, scored.plan),
+        )
+        for scored in others
+    )
+
+
+def _pinned(problem: Problem, model: StepModel, best: PlanView | None, shortage: str) -> Comparison | None:
+    """The best plan with the pins beside the best without."""
+    if not problem.capabilities.pins:
+        return None
+    free = replace(problem, capabilities=replace(problem.capabilities, pins={}))
+    try:
+        other = PlanView.of(free, model, search(free, 1).best[0])
+    except InfeasibleError:
+        other = None
+    return Comparison("pinned degrees", best is not None, shortage, best, other)
+
+
+def _imported(problem: Problem, model: StepModel, own: Plan, best: PlanView | None) -> Comparison:
+    """A plan that was brought along beside the best one."""
+    reason = misfit(problem, model, own)
+    try:
+        view = PlanView.of(problem, model, Scored(own, model.estimate(own)))
+    except (NereusError, KeyError):  # devices or model-stages that the problem does not have
+        view = None
+    return Comparison("imported configuration", reason is None, str(reason or ""), view, best)

@@ -1,0 +1,44 @@
+"""Device sets in few words, whatever the size of the pool: whole nodes as ranges of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from nereus.core import Assignment, Cluster
+from nereus.core.plan import LISTED, ranges
+
+
+def where(devices: Collection[int], cluster: Cluster) -> str:
+    """`nodes 0-3` for whole nodes, `devices 0-3 of nodes 0-15` for the same part of several, else `devices 5, 8-9`."""
+    inside, wanted = _inside(cluster), set(devices)
+    chosen: dict[int, set[int]] = {}
+    for device in cluster.devices:
+        if device.id in wanted:
+            chosen.setdefault(device.node, set()).add(device.id)
+    if len(inside) == 1:
+        return f"device{'s' * (len(wanted) > 1)} {ranges(wanted)}"
+    parts: dict[tuple[int, ...] | None, list[int]] = {}
+    for node, ids in chosen.items():
+        whole = len(ids) == len(inside[node])
+        parts.setdefault(None if whole else tuple(sorted(inside[node][i] for i in ids)), []).append(node)
+    words = []
+    for positions, nodes in parts.items():
+        some = f"node{'s' * (len(nodes) > 1)} {ranges(nodes)}"
+        words.append(some if positions is None else f"device{'s' * (len(positions) > 1)} {ranges(positions)} of {some}")
+    return ", ".join(words)
+
+
+def units(assignment: Assignment, cluster: Cluster) -> str:
+    """The devices of a model-stage: `[0,1] [2,3]` in a small pool, in words in a large one."""
+    if len(assignment.devices) <= LISTED and len(cluster.devices) <= LISTED:
+        return " ".join(f"[{','.join(map(str, unit))}]" for unit in assignment.units)
+    return where(assignment.devices, cluster)
+
+
+def _inside(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
+    """Device → its number inside its node, by node."""
+    found: dict[int, dict[int, int]] = {}
+    for device in cluster.devices:
+        node = found.setdefault(device.node, {})
+        node[device.id] = len(node)
+    return found

@@ -1,0 +1,221 @@
+"""A planning question asked by flags alone: models and machines by name, lengths, batch. No silent assumptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from nereus.clusters import file, named
+from nereus.core import Capabilities, Cluster, Lengths, ModelSpec, SettingsError, Workload, plugins
+from nereus.core.ports import Algorithm
+from nereus.cost import lengths as distribution
+from nereus.planning.problem import Problem
+from nereus.settings import models
+from nereus.settings.question import Question
+
+ALGORITHMS = "nereus.algorithms"
+PRECISIONS = ("bf16", "fp16", "fp32")
+SEQUENCES = 1024
+"""Sequences of a step where no batch is given."""
+SAMPLES = {"grpo": 8}
+"""Responses of a prompt where none is given: a group to compare, else one."""
+ABLE = Capabilities(recompute=("none", "selective", "full"))
+"""What every host of a plan can do; more is asked for by flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags as given; None where one was left out."""
+
+    algorithm: str | None = None
+    model: str | None = None
+    cluster: str | None = None
+    nodes: int | None = None
+    prompt: str | None = None
+    response: str | None = None
+    critic_model: str | None = None
+    reward_model: str | None = None
+    reference_model: str | None = None
+    verifier: bool = False
+    precision: str | None = None
+    batch: int | None = None
+    samples: int | None = None
+    mini_batch: int | None = None
+    epochs: int | None = None
+
+    def given(self) -> tuple[str, ...]:
+        """The flags that were given."""
+        found = (
+            field.name.replace("_", "-") for field in fields(self) if getattr(self, field.name) not in (None, False)
+        )
+        return tuple(found)
+
+
+REQUIRED: Mapping[str, Callable[[], str]] = {
+    "algorithm": lambda: ", ".join(plugins.names(ALGORITHMS)),
+    "model": lambda: "a name of `nereus list models`, or a Hugging Face directory",
+    "cluster": lambda: "a machine of `nereus list clusters` such as h200x8, or a cluster file",
+    "nodes": lambda: "how many machines",
+    "prompt": lambda: "MEAN[:MAX] tokens",
+    "response": lambda: "MEAN[:P95[:MAX]] tokens",
+}
+
+
+def question(flags: Flags) -> Question:
+    """The question that flags ask. Raises SettingsError for what is missing, unknown or out of range."""
+    missing = [f"--{name} ({valid()})" for name, valid in REQUIRED.items() if getattr(flags, name) is None]
+    if flags.cluster is not None and Path(flags.cluster).suffix in (".yaml", ".yml"):
+        missing = [text for text in missing if not text.startswith("--nodes")]
+    if missing:
+        raise SettingsError(f"planning without a job file needs {', '.join(missing)}")
+    taken = _Assumed()
+    method = _algorithm(flags)
+    specs, names = _specs(flags, method, taken)
+    machine = cluster(str(flags.cluster), flags.nodes)
+    work = _workload(flags, specs, taken)
+    method.check(work)
+    flow = method.workflow(specs)
+    name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
+    taken.add("hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ...")
+    return Question(name, Problem(flow, work, machine, ABLE), names, assumptions=tuple(taken.lines))
+
+
+def cluster(name: str, nodes: int | None) -> Cluster:
+    """Machines by name, or those of a cluster file."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return file.read(path, nodes, None)
+    if nodes is None:
+        raise SettingsError(f"--nodes is missing: how many {name} there are")
+    if nodes < 1:
+        raise SettingsError(f"--nodes {nodes}, must be at least 1")
+    return named.machine(name, nodes)
+
+
+class _Assumed:
+    """What was not said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, what: str, how: str) -> None:
+        self.lines.append(f"{what} ({how})")
+
+
+def _algorithm(flags: Flags) -> Algorithm:
+    options = {"reward_model": False} if flags.verifier else {}
+    if flags.verifier and flags.reward_model is not None:
+        raise SettingsError("--verifier means rewards without a model, --reward-model names one: give one of them")
+    made: Algorithm = plugins.make(ALGORITHMS, str(flags.algorithm), options)
+    for role in ("critic", "reward", "reference"):
+        given = getattr(flags, f"{role}_model")
+        if given is not None and role not in made.models():
+            raise SettingsError(
+                f"--{role}-model {given}: {flags.algorithm} has no {role}, its models are {', '.join(made.models())}"
+            )
+    return made
+
+
+def _specs(flags: Flags, method: Algorithm, taken: _Assumed) -> tuple[dict[str, ModelSpec], dict[str, str]]:
+    precision = flags.precision or PRECISIONS[0]
+    if precision not in PRECISIONS:
+        raise SettingsError(f"--precision {precision!r}, valid: {', '.join(PRECISIONS)}")
+    if flags.precision is None:
+        taken.add("bf16 compute with fp32 master weights and moments", "--precision")
+    given = {"actor": flags.model} | {
+        role: getattr(flags, f"{role}_model") for role in method.models() if role != "actor"
+    }
+    names = {role: str(model or flags.model) for role, model in given.items()}
+    same = [role for role, model in given.items() if model is None]
+    if same:
+        how = ", ".join(f"--{role}-model" for role in same) + (" or --verifier" if "reward" in same else "")
+        taken.add(f"{', '.join(same)} of the actor's sizes", how)
+    found = {role: models.planned(name, role, precision) for role, name in names.items()}
+    models.check_vocabularies(found, "--{role}-model")
+    return found, names
+
+
+def _workload(flags: Flags, specs: Mapping[str, ModelSpec], taken: _Assumed) -> Workload:
+    samples = flags.samples
+    if samples is None:
+        samples = SAMPLES.get(str(flags.algorithm), 1)
+        taken.add(f"{samples} response{'s' * (samples > 1)} of each prompt", "--samples")
+    prompts = flags.batch
+    if prompts is None:
+        prompts = max(SEQUENCES // max(samples, 1), 1)
+        taken.add(f"{prompts:,} prompts a step", "--batch")
+    mini_batch = flags.mini_batch
+    if mini_batch is None:
+        mini_batch = prompts * samples
+        taken.add(f"one update a step: mini-batches of {mini_batch:,} sequences", "--mini-batch")
+    epochs = flags.epochs
+    if epochs is None:
+        epochs = 1
+        taken.add("one pass over the batch", "--epochs")
+    for name, value in (("batch", prompts), ("samples", samples), ("mini-batch", mini_batch), ("epochs", epochs)):
+        if value < 1:
+            raise SettingsError(f"--{name} {value}, must be at least 1")
+    positions = min(spec.max_positions for spec in specs.values())
+    prompt = _prompt(str(flags.prompt), taken)
+    response = _response(str(flags.response), prompts * samples, positions - int(prompt.maximum), taken)
+    check_context(prompt, response, specs)
+    longest = math.ceil(response.maximum)
+    return Workload(prompts, samples, prompt, response, mini_batch, longest, epochs)
+
+
+def check_context(prompt: Lengths, response: Lengths, specs: Mapping[str, ModelSpec]) -> None:
+    """Raises SettingsError where the longest sequence is beyond a model's positions."""
+    for role, spec in specs.items():
+        if prompt.maximum + response.maximum > spec.max_positions:
+            raise SettingsError(
+                f"prompts of up to {prompt.maximum:,.0f} and responses of up to {response.maximum:,.0f} tokens "
+                f"exceed the {spec.max_positions:,} positions of the {role}"
+            )
+
+
+def _prompt(text: str, taken: _Assumed) -> Lengths:
+    numbers = _numbers("--prompt", text, "MEAN[:MAX]", 2)
+    if len(numbers) == 1:
+        taken.add(f"every prompt has {numbers[0]:g} tokens", "--prompt MEAN:MAX")
+        return Lengths.constant(numbers[0])
+    mean, longest = numbers
+    p95 = (mean + longest) / 2
+    if mean < longest:
+        taken.add(f"one prompt of 20 is longer than {p95:g} tokens, half-way from mean to longest", "no flag")
+    return Lengths(mean, p95, longest)
+
+
+def _response(text: str, sequences: int, room: int, taken: _Assumed) -> Lengths:
+    numbers = _numbers("--response", text, "MEAN[:P95[:MAX]]", 3)
+    if len(numbers) == 3:
+        return Lengths(numbers[0], numbers[1], numbers[2])
+    mean, p95 = numbers[0], numbers[-1]
+    if len(numbers) == 1:
+        p95 = min(mean * math.log(20), max(room, mean))
+        taken.add(
+            f"one response of 20 is longer than {p95:,.0f} tokens: ends equally likely at every token",
+            "--response MEAN:P95",
+        )
+    open_ended = replace(Lengths(mean, p95, math.inf))
+    longest = max(math.ceil(distribution.padded(open_ended, sequences)), p95)
+    longest = min(longest, max(room, p95))
+    taken.add(
+        f"the longest of {sequences:,} responses has {longest:,.0f} tokens, as a log-normal tail has it",
+        "--response MEAN:P95:MAX",
+    )
+    return Lengths(mean, p95, longest)
+
+
+def _numbers(flag: str, text: str, form: str, most: int) -> list[float]:
+    """Rising numbers above 0."""
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= most or not all(0 < number < math.inf for number in numbers):
+        raise SettingsError(f"{flag} {text!r}: expected {form} in tokens, numbers above 0")
+    if numbers != sorted(numbers):
+        raise SettingsError(f"{flag} {text!r}: {form} must not fall")
+    return numbers
