@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test check bench test-slow clean
+.PHONY: demo test check bench bench-planner test-slow clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "nereus needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -45,6 +45,11 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp build/tiny/build.json
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.plan_choice
+
+# DATA: public measurements; rows of them are not part of this repository.
+DATA ?= ../shared/data
+bench-planner: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.planner --data $(DATA) --json build/bench-planner.json
 
 test-slow: $(VENV)/slow.stamp build/smollm2/config.json
 	$(BIN)/python -m pytest -m slow
