@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from benchmarks.planner import __main__ as bench
 from benchmarks.planner._result import Result, at_least, at_most
 
