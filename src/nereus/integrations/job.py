@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -22,10 +23,11 @@ from nereus.core import (
     Workload,
     plugins,
 )
-from nereus.families.models import named
+from nereus.families.models import named, names
 from nereus.integrations import batch as batches
 from nereus.integrations import pinned
 from nereus.integrations.imported import Imported, Part, Refusal, RefusedImportError
+from nereus.integrations.lengths import understood
 
 SCALAR_ROLES = ("critic", "reward")
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
@@ -65,7 +67,8 @@ def pool(found: Imported, kind: str, nodes: int | None = None) -> Cluster:
 
 
 def specs(found: Imported, models: Mapping[str, str] | None = None) -> dict[str, ModelSpec]:
-    """The sizes of every role's model. `models` names them by role instead of the file.
+    """The sizes of every role's model. `models` names them by role instead of the file; of no other use to a plan are
+    their weights, so a path counts by the known name in it (`sft-qwen2.5-7b/step_300`).
 
     Raises RefusedImportError when neither names the actor, SettingsError for an unknown name.
     """
@@ -77,10 +80,24 @@ def specs(found: Imported, models: Mapping[str, str] | None = None) -> dict[str,
 
 
 def _sizes(role: str, model: str, dtype: str) -> ModelSpec:
+    head = Head.SCALAR if role in SCALAR_ROLES else Head.LM
     try:
-        return named(model, dtype, Head.SCALAR if role in SCALAR_ROLES else Head.LM)
+        return named(model, dtype, head)
     except SettingsError as error:
+        if guess := known_in(model):
+            return named(guess, dtype, head)
         raise SettingsError(f"{role}: {error}") from None
+
+
+def known_in(path: str) -> str | None:
+    """The longest name of a known model inside a path, letters and digits alone compared; None without one."""
+    plain = re.sub(r"[^a-z0-9]", "", path.lower())
+    found = [name for name in names() if re.search(rf"{_stem(name)}(?!\d)", plain)]
+    return max(found, key=lambda name: len(_stem(name)), default=None)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower().removeprefix("meta-"))
 
 
 def build(
@@ -94,7 +111,7 @@ def build(
     """The planning problem of a configuration on a cluster. `exact`: the batch must divide as the framework asks.
 
     Raises InfeasibleError when the cluster is smaller than the configuration, SettingsError for lengths beyond the
-    model's context, for lengths that neither the file nor the caller gives, and for batches that do not divide.
+    model's context and for batches that do not divide.
     """
     have = len(cluster.devices)
     if have < found.devices:
@@ -103,10 +120,9 @@ def build(
     problems = batches.inexact(found, this)
     if exact and problems:
         raise SettingsError(f"batch: exact: {'; '.join(problems)}")
-    prompt, response, assumptions = _lengths(found, prompt, response)
+    lengths = understood(found, sizes["actor"], prompt, response)
     workflow = _workflow(found, sizes)
-    _check_context(found, sizes["actor"], prompt, response)
-    load = batches.workload(found, this, prompt, response)
+    load = batches.workload(found, this, lengths.prompt, lengths.response)
     placed = pinned.plan(found, workflow, load, cluster)
     return ImportedJob(
         imported=found,
@@ -116,8 +132,8 @@ def build(
         capabilities=capabilities(found, workflow),
         plan=placed.plan,
         unplaced=placed.reason,
-        assumptions=(*_taken(found), *assumptions),
-        notes=(*found.notes, *this.notes, *problems, *placed.notes),
+        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions),
+        notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
 
 
@@ -147,57 +163,20 @@ def _made_of(found: Imported) -> str:
     return ""
 
 
+def _guessed(found: Imported) -> list[str]:
+    """Models that were recognised by a name inside theirs."""
+    lines = []
+    for role, model in found.models.items():
+        try:
+            named(model)
+        except SettingsError:
+            if role in found.roles and (guess := known_in(model)):
+                lines.append(f"{role}: {model!r} is taken to have the sizes of {guess}")
+    return lines
+
+
 def _taken(found: Imported) -> list[str]:
     return [f"{field}: taken from {found.framework}'s default {key}" for field, key in sorted(found.defaults.items())]
-
-
-def _lengths(
-    found: Imported, prompt: Lengths | None, response: Lengths | None
-) -> tuple[Lengths, Lengths, tuple[str, ...]]:
-    """Lengths as given; where they are not, every sequence is as long as the file allows."""
-    batch = found.batch
-    assumptions = []
-    whole = batch.max_sequence_tokens
-    if response is None:
-        longest = batch.max_response_tokens or (whole - int(prompt.maximum) if whole and prompt else None) or whole
-        if longest is None or longest < 1:
-            raise SettingsError(f"the {found.framework} configuration bounds no response: give the response's tokens")
-        response = Lengths.constant(longest)
-        assumptions.append(f"every response has {longest} tokens, the most that the file allows: give the mean")
-    if prompt is None:
-        left = whole - int(response.maximum) if whole else None
-        longest = batch.max_prompt_tokens or (left if left and left > 0 else None)
-        if longest is None or longest < 1:
-            raise SettingsError(f"the {found.framework} configuration bounds no prompt: give the prompt's tokens")
-        prompt = Lengths.constant(longest)
-        assumptions.append(f"every prompt has {longest} tokens, the most that the file allows: give the mean")
-    if whole and prompt.maximum + response.maximum > whole:
-        shorter = max(1.0, whole - prompt.maximum)
-        if shorter < response.maximum and prompt.maximum < whole:
-            response = _capped(response, shorter)
-            assumptions.append(f"prompt and response together have at most {whole} tokens")
-        else:
-            prompt = _capped(prompt, max(1.0, whole - response.maximum))
-            assumptions.append(f"prompt and response together have at most {whole} tokens")
-    return prompt, response, tuple(assumptions)
-
-
-def _capped(lengths: Lengths, maximum: float) -> Lengths:
-    return Lengths(
-        min(lengths.mean, maximum),
-        min(lengths.p95, maximum),
-        maximum,
-        tuple(min(quantile, maximum) for quantile in lengths.quantiles),
-    )
-
-
-def _check_context(found: Imported, spec: ModelSpec, prompt: Lengths, response: Lengths) -> None:
-    context = max(spec.max_positions, found.context_tokens or 0)
-    if prompt.maximum + response.maximum > context:
-        raise SettingsError(
-            f"prompt {prompt.maximum:.0f} + response {response.maximum:.0f} tokens are beyond the model's context of "
-            f"{context}: shorten one, or give the model a longer context"
-        )
 
 
 def _workflow(found: Imported, sizes: Mapping[str, ModelSpec]) -> Workflow:

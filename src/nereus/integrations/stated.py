@@ -1,7 +1,8 @@
 """What an imported configuration states, as one flat record in the field's common column names.
 
 `total_gpus`, `nnodes` and `gpus_per_node` follow the framework: verl, slime and OpenRLHF count the devices that train,
-NeMo RL, ROLL and AReaL those of the whole job. `mini_batch_size` is the framework's own number.
+NeMo RL, ROLL and AReaL those of the whole job. `rollout_gpus` counts the devices that generate, of each node where
+there are `rollout_nnodes`; OpenRLHF's number of engines. `mini_batch_size` is the framework's own number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def stated(found: Imported) -> Record:
         "actor_ep": actor.ep,
         "fsdp_size": actor.shard,
         "rollout_engine": rollout.backend,
-        "rollout_gpus": rollout.devices,
+        "rollout_nnodes": found.rollout_nodes,
+        "rollout_gpus": _generating(found),
         "rollout_tp": rollout.tp,
         "rollout_dp": rollout.dp,
         "rollout_pp": rollout.pp,
@@ -53,6 +55,13 @@ def stated(found: Imported) -> Record:
         "optimizer_offload": actor.optimizer_offload,
         "grad_checkpointing": actor.recompute,
     }
+
+
+def _generating(found: Imported) -> int | None:
+    if found.framework == "openrlhf":
+        return found.rollout.dp
+    devices = found.rollout.devices
+    return devices // found.rollout_nodes if devices and found.rollout_nodes else devices
 
 
 def _degrees(name: str, part: Part | None) -> Record:

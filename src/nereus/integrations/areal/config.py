@@ -50,6 +50,7 @@ def imported(keys: Keys) -> Imported:
         critic=training if "critic" in roles else None,
         kv_share=keys.number(KV_SHARE.get(backend, KV_SHARE["sglang"])),
         asynchronous=(keys.integer("rollout.max_head_offpolicyness", default=0, needed=False) or 0) > 0,
+        context_tokens=keys.integer(CONTEXT.get(backend, CONTEXT["sglang"]), needed=False),
         idle_offload=bool(keys.flag("enable_offload")),
         notes=("mini_batch is ppo_n_minibatches, the number of updates in a step",),
     )

@@ -107,6 +107,7 @@ def imported(keys: Keys) -> Imported:
         rollout_nodes=apart_nodes,
         kv_share=keys.number(*KV_SHARE),
         asynchronous=bool(keys.flag(f"{section}.async_{section}.enabled")),
+        context_tokens=batch.max_sequence_tokens,
         idle_offload=generating is None,
         notes=("mini_batch is train_global_batch_size, in samples; the reference has the layout of the policy",),
     )

@@ -90,6 +90,7 @@ def imported(keys: Keys) -> Imported:
         reward=_other(keys, "reward", mappings["reward"]),
         kv_share=keys.number(*_options("actor_infer", "gpu_memory_utilization", "mem_fraction_static")),
         asynchronous=(keys.number("async_generation_ratio") or 0.0) > 0,
+        context_tokens=keys.integer(*_options("actor_infer", "max_model_len"), needed=False),
         idle_offload=bool(set(train) & set(infer)),
         device_lists={"actor_train": train, "actor_infer": infer, **{r: m for r, m in mappings.items() if m}},
         notes=("mini_batch is gradient_accumulation_steps: a mini-batch is micro_batch x that x replicas",),

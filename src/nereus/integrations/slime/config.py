@@ -74,6 +74,7 @@ def imported(keys: Keys) -> Imported:
         critic=actor if algorithm == "ppo" else None,
         kv_share=keys.number("--sglang-mem-fraction-static"),
         asynchronous=any(word.endswith("train_async.py") for word in keys.launch.words),
+        context_tokens=keys.integer("--sglang-context-length", "--rollout-max-context-len", needed=False),
         idle_offload=colocated and not keys.has("--no-offload-train"),
         notes=("mini_batch is --global-batch-size, in samples; rollout.tp is --rollout-num-gpus-per-engine", *notes),
     )

@@ -51,6 +51,8 @@ def _micro(role: str, which: str) -> Table:
     }
 
 
+CONTEXT = (f"{MODEL}.override_config.max_position_embeddings", f"{ROLLOUT}.max_model_len")
+
 GENERATION: Table = {
     "backend": name(f"{ROLLOUT}.name"),
     "tp": degree(f"{ROLLOUT}.tensor_model_parallel_size", default=2),
@@ -106,7 +108,7 @@ def imported(keys: Keys) -> Imported:
         kv_share=keys.number(f"{ROLLOUT}.gpu_memory_utilization", default=0.5, of="kv_share"),
         asynchronous=apart is not None,
         rollout_nodes=keys.integer("rollout.nnodes", default=1) if apart else None,
-        context_tokens=keys.integer(f"{MODEL}.override_config.max_position_embeddings", needed=False),
+        context_tokens=keys.integer(*CONTEXT, needed=False),
         notes=_notes(keys, batch),
     )
 
