@@ -19,6 +19,8 @@ from nereus.cost.training import Pipeline
 
 NOISE = 0.05
 """Relative error of the model where every constant is right; errors far beyond it are outliers."""
+INDEPENDENT = 64
+"""Errors of runs of one kind go together: however many were measured, they weigh as so many independent ones."""
 TOUCHED = 0.01
 """A measurement counts for a constant when a change of the constant moves it by this share of the change."""
 _REACH = 4.0
@@ -102,7 +104,8 @@ def _estimates(constants: Sequence[Constant], values: Floats, jacobian: Floats, 
     """Variances from the curvature at the solution; the scaled Jacobian holds the prior's rows too."""
     spread = np.array([each.spread for each in constants])
     covariance = np.linalg.inv(jacobian.T @ jacobian) if len(constants) else np.zeros((0, 0))
-    touches = (np.abs(jacobian[:count]) * NOISE / spread > TOUCHED).sum(axis=0)
+    moved = np.abs(jacobian[:count]) * NOISE / np.sqrt(_weight(count))
+    touches = (moved > TOUCHED * spread).sum(axis=0)
     return {
         each.name: Efficiency(float(value), int(touched), float(variance))
         for each, value, touched, variance in zip(
@@ -114,13 +117,19 @@ def _estimates(constants: Sequence[Constant], values: Floats, jacobian: Floats, 
 def _soft_errors(count: int) -> Callable[[Floats], Floats]:
     """The soft absolute value for errors, the square for what was believed beforehand."""
 
+    weight = _weight(count)
+
     def loss(squares: Floats) -> Floats:
         root = np.sqrt(1 + squares)
-        found = np.array([2 * (root - 1), 1 / root, -0.5 / root**3])
+        found = weight * np.array([2 * (root - 1), 1 / root, -0.5 / root**3])
         found[0, count:], found[1, count:], found[2, count:] = squares[count:], 1.0, 0.0
         return found
 
     return loss
+
+
+def _weight(count: int) -> float:
+    return min(1.0, INDEPENDENT / max(count, 1))
 
 
 @dataclass(frozen=True, slots=True)
