@@ -25,7 +25,7 @@ from nereus.cost.step import StepModel
 from tests.fakes import seen
 
 SPEC = ModelSpec(family="llama", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn_hidden=128, vocab=64)
-TRUTH = Calibration({name: Efficiency(0.2, 9, 0.0) for name in operations.CLASSES})
+TRUTH = Calibration({name: Efficiency(0.05, 9, 0.0) for name in operations.CLASSES})
 
 
 def workflow() -> Workflow:

@@ -37,6 +37,7 @@ from nereus.core import (
 )
 from nereus.core.ports import AdmissionRule
 from nereus.cost import calibrate
+from nereus.cost.step import StepModel
 
 BIAS_WEIGHT = 0.5
 """Weight of the newest step in the moving average of measured over predicted step time."""
@@ -82,8 +83,7 @@ class Brain:
         """Learn from what was measured, then compare the present with the last replan."""
         usable, alive = seen.devices - seen.departing, seen.devices | seen.departing
         here = replace(state, workload=_workload(state.workload, seen))
-        predicted = self._estimate(here)
-        learnt, values = self._learn(here, seen, predicted)
+        learnt, values = self._learn(here, seen, self._outlook(state.pool, here.workload, state.calibration).model)
         estimate = self._estimate(learnt)
         saw = monitor.watch(replace(state, values=values), seen, estimate, self.thresholds, self.headroom)
         horizons = {
@@ -155,14 +155,14 @@ class Brain:
         return replace(after, estimate=self._estimate(after))
 
     def _learn(
-        self, state: ControllerState, seen: Observation, predicted: Estimate
+        self, state: ControllerState, seen: Observation, model: StepModel
     ) -> tuple[ControllerState, dict[str, float]]:
-        """Calibrate; `predicted` was made before this observation, so its error is an honest one."""
+        """Calibrate; `model` does not know this observation, so the error of its prediction is an honest one."""
         before = state.last
         broken = seen.out_of_memory is not None or (before is not None and before.out_of_memory is not None)
         # A step that ran out of memory, and the rest of it afterwards, have whole peaks but only parts of their times.
         facts = replace(seen, timings={}, call_s={}, step_s=None) if broken else seen
-        model = self._outlook(state.pool, state.workload, state.calibration).model
+        predicted = model.estimate(state.plan)
         calibration = calibrate.learn(model, state.plan, facts)
         if facts.step_s is None:
             return replace(state, calibration=calibration), dict(state.values)

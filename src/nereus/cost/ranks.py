@@ -14,7 +14,8 @@ from nereus.cost.rows import Bools, Ints, Rows
 class Ranks:
     """Columns, one pp rank a row. They go with `Rows` of the same length, or with a single row (broadcast).
 
-    `before` counts the layers of earlier ranks. A rank that a row does not have holds no layer and no end.
+    `before` counts the layers of earlier ranks, `count` the real ranks that one stands for. A rank that a row does not
+    have holds no layer and no end.
     """
 
     index: Ints
@@ -22,22 +23,27 @@ class Ranks:
     layers: Ints
     first: Bools
     last: Bools
+    count: Ints
 
     @classmethod
-    def ends(cls, rows: Rows, layers: int) -> tuple[Ranks, Ranks, Ranks]:
-        """The first, the fullest middle and the last pp rank of a model of `layers` layers.
+    def ends(cls, rows: Rows, layers: int) -> tuple[Ranks, ...]:
+        """The first, the fullest middle and the last pp rank of a model of `layers` layers, as far as any row has them.
 
         The middle one counts as rank 1, which holds most micro-batches in flight, and as placed last among them, where
-        fewest leading dense layers are: together never less than any real one. With pp 1 first and last are the same.
+        fewest leading dense layers are: together never less than any real one. With pp 1 the first is the last.
         """
         none, every, single = np.zeros_like(rows.pp), np.ones_like(rows.offload), rows.pp == 1
-        middle = np.where(rows.pp > 2, rows.layers_middle, 0)
+        one, most = np.ones_like(rows.pp), int(rows.pp.max(initial=1))
+        first = cls(none, none, rows.layers_first, every, single, one)
+        if most == 1:
+            return (first,)
         last_before = np.where(single, 0, layers - rows.layers_last)
-        return (
-            cls(none, none, rows.layers_first, every, single),
-            cls(np.minimum(rows.pp - 1, 1), last_before - middle, middle, ~every, ~every),
-            cls(rows.pp - 1, last_before, rows.layers_last, single, every),
-        )
+        last = cls(rows.pp - 1, last_before, rows.layers_last, single, every, (~single).astype(np.int64))
+        if most == 2:
+            return first, last
+        middle = np.where(rows.pp > 2, rows.layers_middle, 0)
+        index, count = np.minimum(rows.pp - 1, 1), np.maximum(rows.pp - 2, 0)
+        return first, cls(index, last_before - middle, middle, ~every, ~every, count), last
 
     @classmethod
     def every(cls, layout: Layout, layers: int) -> Ranks:
@@ -50,4 +56,5 @@ class Ranks:
             np.array([len(layers_of) for layers_of in held], dtype=np.int64),
             index == 0,
             index == layout.pp - 1,
+            np.ones_like(index),
         )

@@ -72,7 +72,7 @@ class Pipeline:
         size = np.minimum(rows.micro_batch, share)
         full, rest = np.divmod(share, size)
         ranks = Ranks.ends(rows, self.spec.layers)
-        counts = np.array([np.ones_like(rows.pp), np.maximum(rows.pp - 2, 0), rows.pp > 1])
+        counts = np.array([rank.count for rank in ranks])
         ones = self._micro_batches(size, ranks)
         totals = [{name: full * seconds for name, seconds in one.items()} for one in ones]
         if rest.any():
