@@ -25,8 +25,8 @@ PASSES = 4
 
 def seconds(run: dict[str, Any]) -> list[float] | None:
     """One iteration of one run."""
-    from llm_analysis.analysis import ActivationRecomputation, LLMAnalysis
-    from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_by_name
+    from llm_analysis.analysis import ActivationRecomputation, LLMAnalysis  # type: ignore[import-not-found]
+    from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_by_name  # type: ignore[import-not-found]
 
     model = ModelConfig(
         name="gpt", num_layers=run["layers"], n_head=run["heads"], hidden_dim=run["hidden"],

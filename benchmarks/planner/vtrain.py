@@ -93,7 +93,7 @@ class Run:
         names = [name for name in cls.__slots__ if name != "seconds"]
         with path.open(encoding="utf-8", newline="") as file:
             return [
-                cls(*(int(row[name]) for name in names), float(row["iteration_ms"]) / 1e3)
+                cls(**{name: int(row[name]) for name in names}, seconds=float(row["iteration_ms"]) / 1e3)
                 for row in csv.DictReader(file)
             ]
 
