@@ -88,16 +88,15 @@ def workload(found: Imported, this: Step, prompt: Lengths, response: Lengths) ->
     )
 
 
-def micro_batch(part: Part, share: int, sequence_tokens: float) -> int:
-    """Sequences of a micro-batch on one replica, at most its share of the mini-batch."""
+def micro_batch(part: Part, share: int, sequence_tokens: float, packed: bool) -> int:
+    """Sequences of a micro-batch on one replica, at most its share; `packed`: as many as the token budget holds."""
     asked = part.micro_batch
     if part.step_micro_batch:
         asked = max(1, part.step_micro_batch // replicas(part))
-    if part.tokens:
+    if packed and part.tokens:
         # Token budgets are for a device; devices that share a sequence hold as much more of it together.
         together = part.tokens * (part.sp or 1) * (part.cp or 1)
-        packed = max(1, int(together // max(sequence_tokens, 1.0)))
-        asked = packed if asked is None or packed > asked else asked
+        asked = max(1, int(together // max(sequence_tokens, 1.0)))
     return max(1, min(asked or 1, share))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nereus.clusters.named import machine
 from nereus.core import (
@@ -24,6 +25,7 @@ from nereus.core import (
     plugins,
 )
 from nereus.families.models import named, names
+from nereus.families.models.given import given
 from nereus.integrations import batch as batches
 from nereus.integrations import pinned
 from nereus.integrations.imported import Imported, Part, Refusal, RefusedImportError
@@ -82,8 +84,10 @@ def specs(found: Imported, models: Mapping[str, str] | None = None) -> dict[str,
 def _sizes(role: str, model: str, dtype: str) -> ModelSpec:
     head = Head.SCALAR if role in SCALAR_ROLES else Head.LM
     try:
-        return named(model, dtype, head)
+        return given(model, dtype, head)
     except SettingsError as error:
+        if Path(model).exists():
+            raise
         if guess := known_in(model):
             return named(guess, dtype, head)
         raise SettingsError(f"{role}: {error}") from None

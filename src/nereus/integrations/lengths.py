@@ -46,7 +46,7 @@ def understood(found: Imported, spec: ModelSpec, prompt: Lengths | None, respons
             f"prompt {asked_prompt} + response {asked_response} tokens are beyond the model's context of {context}: "
             "shorten one, or give the model a longer context"
         )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if asked_prompt + asked_response > spec.max_positions:
         notes = (f"the file gives the model a context of {context} tokens, its own is {spec.max_positions}",)
     return Understood(

@@ -117,15 +117,25 @@ class _Placer:
             model_stage=model_stage,
             layout=layout,
             dp=dp,
-            micro_batch=micro_batch(part, share, tokens),
+            micro_batch=micro_batch(part, share, tokens, bool(self.found.batch.packed)),
             recompute=(part.recompute or "none") if updated else "none",
             offload=offload,
-            zero=part.zero or 0,
+            zero=self.zero(model_stage, part),
             cp=shared,
             ep=ep,
             sequence_parallel=bool(part.sequence_parallel) and layout.tp > 1,
             vpp=part.vpp or 1,
         )
+
+    def zero(self, model_stage: ModelStage, part: Part) -> int:
+        """FSDP over one device is plain data parallelism; over some of them it is planned as over all."""
+        level = part.zero or 0
+        if level < 2 or part.shard in (None, -1, part.devices):
+            return level
+        if part.shard == 1:
+            return 0
+        self.note(f"{model_stage}: weights sharded over {part.shard} of {part.devices} devices are planned as over all")
+        return level
 
     def engine(self, model_stage: ModelStage, layout: Layout, dp: int, offload: bool) -> Candidate:
         """Generation: as many sequences at once as the engine's share of memory has room for beside all else."""

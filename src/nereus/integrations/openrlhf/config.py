@@ -4,6 +4,8 @@ openrlhf/cli/train_ppo_ray.py (commit 3c3be62).
 
 from __future__ import annotations
 
+from typing import Any
+
 from nereus.integrations._keys import Keys
 from nereus.integrations._tables import Table, degree, fill, part, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
@@ -23,6 +25,11 @@ TRAINING: Table = {
     "tokens": size("--train.max_tokens_per_gpu", "--train_max_tokens_per_gpu"),
     "optimizer_offload": switch("--ds.adam_offload", "--adam_offload"),
 }
+SCORING: Table = {field: TRAINING[field] for field in ("tp", "sp", "zero")} | {
+    "micro_batch": size("--rollout.micro_batch_size", "--micro_rollout_batch_size", default=1),
+    "tokens": size("--rollout.max_tokens_per_gpu", "--rollout_max_tokens_per_gpu"),
+}
+"""Reference and reward: sharded as the actor is."""
 ENGINE: Table = {
     "tp": degree("--vllm.tensor_parallel_size", "--vllm_tensor_parallel_size", default=1),
 }
@@ -49,7 +56,7 @@ def imported(keys: Keys) -> Imported:
     roles = _roles(keys, algorithm)
     apart = not everything and bool(engines)
     checkpointing = keys.flag("--actor.gradient_checkpointing_enable", "--gradient_checkpointing")
-    offload = keys.flag("--ref.offload", "--ref_reward_offload")
+    trained: dict[str, Any] = {"backend": "deepspeed", "recompute": "full" if checkpointing else "none"}
     return Imported(
         framework="openrlhf",
         algorithm=algorithm,
@@ -59,19 +66,14 @@ def imported(keys: Keys) -> Imported:
         devices_per_node=per_node,
         devices=training + _others(keys, roles) + (generating if apart else 0),
         colocated=not apart,
-        actor=part(
-            keys,
-            TRAINING,
-            "actor",
-            backend="deepspeed",
-            devices=training,
-            recompute="full" if checkpointing else "none",
-        ),
+        actor=part(keys, TRAINING, "actor", **trained, devices=training),
         rollout=Part(backend="vllm", devices=generating or training, dp=engines, **engine),
         batch=Batch(mini_batch_unit=MiniBatch.SAMPLES, **fill(keys, BATCH, "batch")),
-        reference=Part(devices=_pool(keys, "ref")[2], param_offload=offload) if "reference" in roles else None,
-        critic=Part(devices=_pool(keys, "critic")[2]) if "critic" in roles else None,
-        reward=Part(devices=_pool(keys, "reward")[2], param_offload=offload) if "reward" in roles else None,
+        reference=_scoring(keys, "reference", "ref") if "reference" in roles else None,
+        critic=part(keys, TRAINING, "critic", **trained, devices=_pool(keys, "critic")[2])
+        if "critic" in roles
+        else None,
+        reward=_scoring(keys, "reward", "reward") if "reward" in roles else None,
         kv_share=keys.number(
             "--vllm.gpu_memory_utilization", "--vllm_gpu_memory_utilization", default=0.95, of="kv_share"
         ),
@@ -79,6 +81,11 @@ def imported(keys: Keys) -> Imported:
         idle_offload=bool(keys.flag("--ds.enable_sleep", "--deepspeed_enable_sleep")),
         notes=("mini_batch counts samples; rollout.dp is the number of vLLM engines; sp is ring attention",),
     )
+
+
+def _scoring(keys: Keys, of: str, role: str) -> Part:
+    offload = keys.flag(f"--{role}.offload", "--ref_reward_offload")
+    return part(keys, SCORING, of, backend="deepspeed", devices=_pool(keys, role)[2], param_offload=offload)
 
 
 def _pool(keys: Keys, role: str) -> tuple[int, int, int]:

@@ -43,7 +43,7 @@ def fields(word: str, variables: Variables) -> list[str]:
     started = False
     for text, is_quoted in _pieces(word, variables):
         if isinstance(text, list):
-            items = text
+            items = text if is_quoted else [word for item in text for word in item.split()]
         elif is_quoted:
             items, started = [text], True
         else:

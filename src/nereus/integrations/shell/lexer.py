@@ -71,7 +71,7 @@ def quoted(text: str, start: int, line: int = 1) -> int:
 
 class _Lexer:
     def __init__(self, text: str, line: int) -> None:
-        self.text, self.line, self.at = text, line, 0
+        self.text, self.base, self.line, self.at = text, line, line, 0
         self.found: list[Token] = []
         self.pending: list[int] = []
 
@@ -127,16 +127,19 @@ class _Lexer:
             if char == "\\":
                 self._skip(2)
             elif char in "'\"`":
-                self._skip(quoted(self.text, self.at, self.line) - self.at)
+                self._skip(quoted(self.text, self.at, self.base) - self.at)
             elif char == "$" and self.text[self.at + 1 : self.at + 2] in ("(", "{"):
-                self._skip(closing(self.text, self.at + 1, self.line) - self.at)
+                self._skip(closing(self.text, self.at + 1, self.base) - self.at)
             elif char == "(" and re.fullmatch(r"\w+\+?=", self.text[start : self.at]):
-                self._skip(_array_end(self.text, self.at, self.line) - self.at)
+                self._skip(_array_end(self.text, self.at, self.base) - self.at)
             elif char in _BREAKS:
                 break
             else:
                 self.at += 1
-        self.found.append(Token(self.text[start : self.at].replace("\\\n", ""), line))
+        text = self.text[start : self.at].replace("\\\n", "")
+        if text.isdigit() and self.text[self.at : self.at + 1] in ("<", ">"):
+            return  # a file descriptor
+        self.found.append(Token(text, line))
 
 
 def _array_end(text: str, start: int, line: int) -> int:
@@ -156,4 +159,4 @@ def _array_end(text: str, start: int, line: int) -> int:
             index = closing(text, index + 1, line)
         else:
             index += 2 if char == "\\" else 1
-    raise ShellSyntaxError(line, "the array opened here is never closed")
+    raise ShellSyntaxError(line + text.count("\n", 0, start), "the array opened here is never closed")

@@ -162,7 +162,8 @@ def _is_megatron(keys: Keys, role: str) -> bool:
 
 def _trained(keys: Keys, role: str, config: str, of: str, model: str, devices: int) -> Part:
     """The actor or the critic."""
-    micro = _micro(role, "ppo_") | {"tokens": size(f"{role}.ppo_max_token_len_per_gpu")}
+    budget = 16384 if keys.flag(f"{role}.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz") else None
+    micro = _micro(role, "ppo_") | {"tokens": size(f"{role}.ppo_max_token_len_per_gpu", default=budget)}
     more: dict[str, Any] = {"devices": devices, "dtype": "bfloat16"}
     if _is_megatron(keys, role):
         return part(keys, _megatron(f"{role}.megatron") | micro, of, backend="megatron", zero=1, **more)
@@ -174,7 +175,9 @@ def _trained(keys: Keys, role: str, config: str, of: str, model: str, devices: i
 
 def _reference(keys: Keys, actor: Part) -> Part:
     """The reference; where it says nothing it follows the actor."""
-    micro = _micro(REF, "log_prob_") | {"tokens": size(f"{REF}.log_prob_max_token_len_per_gpu")}
+    micro = _micro(REF, "log_prob_") | {
+        "tokens": size(f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    }
     inherited: dict[str, Any] = {"backend": actor.backend, "devices": actor.devices, "dtype": actor.dtype}
     if actor.backend == "megatron":
         inherited |= {"tp": actor.tp, "pp": actor.pp, "cp": actor.cp, "ep": actor.ep}
