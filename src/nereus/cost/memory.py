@@ -113,7 +113,7 @@ class Memory:
         mine = -(-self.workload.mini_batch // rows.dp)
         sequences = np.minimum(rows.micro_batch, mine)
         tokens = np.ceil(sequences * self._longest / rows.cp)
-        in_flight = micro_batches_in_flight(rows, ranks, -(-mine // sequences))
+        in_flight = micro_batches_in_flight(rows, ranks, mine / sequences)
         gradients = self._gradient_bytes * Held.of(self.spec, rows, ranks).elements(rows.zero >= 2)
         backward = self._backward(rows, ranks, tokens, in_flight)
         backward["logits"] = self._logits(rows, ranks, sequences, TRAIN_LOGITS_COPIES)
@@ -225,8 +225,8 @@ def kv_token_bytes(spec: ModelSpec, tp: Ints, layers: Ints) -> Ints:
     return np.asarray(keys * layers * DTYPE_BYTES[spec.dtype])
 
 
-def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Ints) -> Floats:
-    """Micro-batches whose activations a pp rank holds at once under 1F1B, as many as there are at most.
+def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:
+    """Micro-batches whose activations a pp rank holds at once under 1F1B; `count` are all, a partial one in part.
 
     A rank starts as many before its first backward as ranks follow it, itself included; with `vpp` chunks a rank
     (interleaved) it starts more, of a chunk each.
