@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereus.core import Layout
+from nereus.core import Layout, ModelSpec
 from nereus.cost.rows import Bools, Ints, Rows
 
 
@@ -58,3 +58,7 @@ class Ranks:
             index == layout.pp - 1,
             np.ones_like(index),
         )
+
+    def dense(self, spec: ModelSpec) -> Ints:
+        """How many of its layers have no experts: the model's leading ones, or all."""
+        return np.clip(spec.dense_layers - self.before, 0, self.layers) if spec.experts else self.layers

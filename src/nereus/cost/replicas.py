@@ -1,0 +1,116 @@
+"""What replicas of a unit cost each other in an update: gradients are summed, the optimizer steps (ZeRO 0 to 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from nereus.core import DTYPE_BYTES, ModelSpec
+from nereus.cost.collectives import all_reduce_s, by_link
+from nereus.cost.kernels import stream_s
+from nereus.cost.parameters import parameters
+from nereus.cost.ranks import Ranks
+from nereus.cost.rows import Floats, Ints, Rows
+from nereus.cost.site import Site
+
+START = MappingProxyType({"dp.bucket_bytes": 25.0 * 2**20, "dp.overlap": 0.8, "optimizer.kernels": 54.0})
+"""`dp.bucket_bytes`: gradients are reduced in flat buffers of this size. `dp.overlap`: share of a pass behind which a
+sharded reduction or gathering hides. `optimizer.kernels`: operations of one Adam update of one layer."""
+
+TENSORS_PER_LAYER = 9
+"""The embedding is one more, norm and head are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Seconds by pp rank (first axis) and row, from those of one micro-batch by class."""
+
+    spec: ModelSpec
+    rows: Rows
+    site: Site
+    ranks: Ranks
+
+    def update(self, one: Mapping[str, Floats], micro_batches: Ints) -> dict[str, Floats]:
+        """Once a mini-batch, which has so many micro-batches.
+
+        ZeRO-0 sums the gradients after the last backward pass. ZeRO-1 and 2 scatter them behind it and gather the
+        parameters behind the next forward pass. ZeRO-3 gathers the parameters in every pass, both ways, and scatters
+        the gradients of every micro-batch.
+        """
+        rows, weight = self.rows, DTYPE_BYTES[self.spec.dtype]
+        plain, routed = self._held()
+        whole_s = self._reduce_s(self._copies, plain * self._gradient_bytes)
+        if self.spec.experts:
+            whole_s = whole_s + self._reduce_s(self._expert_copies, routed * self._gradient_bytes)
+        scatter_s, gather_s = whole_s / 2, whole_s / 2 * weight / self._gradient_bytes
+        if not rows.zero.any():
+            return {"dp": whole_s, "optimizer": self._optimizer_s(plain, routed)}
+        share = self._constant("dp.overlap")
+        forward_s, backward_s = share * one["forward"], share * one["backward"]
+        once_s = np.maximum(scatter_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
+        every_s = np.maximum(scatter_s + gather_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
+        dp_s = np.where(rows.zero == 0, whole_s, np.where(rows.zero < 3, once_s, micro_batches * every_s))
+        plain = plain / np.where(rows.zero, self._copies, 1)
+        routed = routed / np.where(rows.zero, self._expert_copies, 1)
+        return {"dp": dp_s, "optimizer": self._optimizer_s(plain, routed)}
+
+    def gather(self, one: Mapping[str, Floats], micro_batches: Ints) -> dict[str, Floats]:
+        """What sharded parameters (ZeRO-3) cost forward passes alone."""
+        sharded = self.rows.zero == 3
+        if not sharded.any():
+            return {}
+        plain, routed = self._held()
+        weight = DTYPE_BYTES[self.spec.dtype]
+        gather_s = self._reduce_s(self._copies, plain * weight) + self._reduce_s(self._expert_copies, routed * weight)
+        behind_s = self._constant("dp.overlap") * one["forward"]
+        return {"dp": np.where(sharded, micro_batches * np.maximum(gather_s / 2 - behind_s, 0.0), 0.0)}
+
+    def _held(self) -> tuple[Floats, Floats]:
+        """Elements on a device: what every token passes, and routed experts."""
+        spec, ranks = self.spec, self.ranks
+        parts = parameters(spec, self.rows.tp, self.rows.ep)
+        dense = ranks.dense(spec)
+        tied = ranks.last & ~ranks.first & spec.tied_embeddings
+        plain = dense * parts.dense_layer + (ranks.first | tied) * parts.first_rank + ranks.last * parts.last_rank
+        if spec.experts:
+            plain = plain + (ranks.layers - dense) * parts.outside_experts
+        return plain.astype(float), ((ranks.layers - dense) * parts.routed_experts).astype(float)
+
+    @property
+    def _copies(self) -> Ints:
+        return self.rows.dp * self.rows.cp
+
+    @property
+    def _expert_copies(self) -> Ints:
+        """Replicas of an expert; the tp ranks are among those that ep hands whole experts to."""
+        rows = self.rows
+        return np.asarray(np.maximum(self._copies * np.where(rows.ep > 1, rows.tp, 1) // rows.ep, 1))
+
+    @property
+    def _gradient_bytes(self) -> int:
+        """Gradients are summed in at least fp32, except where a loss scale lets them stay in fp16."""
+        size = DTYPE_BYTES[self.spec.dtype]
+        return size if self.spec.dtype == "fp16" else max(size, DTYPE_BYTES["fp32"])
+
+    def _reduce_s(self, ranks: Ints, size_bytes: Floats) -> Floats:
+        """An all-reduce in buckets."""
+        rows = self.rows
+        buckets = np.maximum(np.ceil(size_bytes / self._constant("dp.bucket_bytes")), 1.0)
+        local = np.where(rows.dp_spans, np.clip(rows.node // rows.size, 1, rows.dp), 1)
+        return buckets * by_link(
+            self.site, rows.dp_spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, local)
+        )
+
+    def _optimizer_s(self, plain: Floats, routed: Floats) -> Floats:
+        """Adam: gradient, master and two moments read, three written, and the weight in its own precision."""
+        element_bytes, ranks = DTYPE_BYTES[self.spec.dtype], self.ranks
+        wide = max(element_bytes, DTYPE_BYTES["fp32"])
+        traffic_s = stream_s(self.site.rates, (plain + routed) * (7.0 * wide + element_bytes))
+        layers = ranks.layers + (ranks.first + 2 * ranks.last) / TENSORS_PER_LAYER
+        return np.hypot(traffic_s, self._constant("optimizer.kernels") * layers * self.site.rates.launch_s)
+
+    def _constant(self, name: str) -> float:
+        return dict(self.site.rates.constants).get(name, START[name])
