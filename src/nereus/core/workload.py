@@ -50,6 +50,8 @@ class Workload:
     mini_batch: int
     max_response_tokens: int
     epochs: int = 1
+    packed: bool = False
+    """Whether a micro-batch holds its sequences end to end; else they are padded to the longest of them."""
 
     def __post_init__(self) -> None:
         for field in ("prompts", "samples_per_prompt", "mini_batch", "max_response_tokens", "epochs"):

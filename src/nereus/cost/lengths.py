@@ -37,6 +37,12 @@ def padded(lengths: Lengths, sequences: int) -> float:
     return at(lengths, sequences / (sequences + 1))
 
 
+def moments(lengths: Lengths) -> tuple[float, float]:
+    """Mean and variance: of the quantiles or the log-normal where the lengths differ."""
+    values = np.array([at(lengths, (index + 0.5) / GROUPS) for index in range(GROUPS)])
+    return lengths.mean, float(values.var())
+
+
 def decode_profile(lengths: Lengths, sequences: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(ends, live): in segment i, up to `ends[i]` tokens, `live[i]` of the sequences still decode.
 

@@ -17,7 +17,7 @@ import numpy as np
 from nereus.core import ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.layer import Block, MicroBatch
-from nereus.cost.lengths import padded
+from nereus.cost.lengths import moments, padded
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
 from nereus.cost.replicas import Replicas
@@ -122,10 +122,19 @@ class Pipeline:
             yield True, ranks.layers - dense
 
     def _batch(self, size: Ints) -> MicroBatch:
-        """Sequences padded to the longest that so many are expected to hold; the head sees their responses."""
+        """Padded: to the longest that so many sequences are expected to hold; the head sees their responses alone.
+
+        Packed: every token counts once, attention as for equal sequences whose squares sum to the same.
+        """
+        prompt, response = self.workload.prompt, self.workload.response
+        if self.workload.packed:
+            means, variances = zip(moments(prompt), moments(response), strict=True)
+            tokens = size.astype(float) * sum(means)
+            length = np.full(len(size), sum(means) + sum(variances) / sum(means))
+            return MicroBatch(tokens / length, length, tokens)
         sizes, index = np.unique(size, return_inverse=True)
-        response = np.array([padded(self.workload.response, int(each)) for each in sizes])[index]
-        return MicroBatch(size.astype(float), self.workload.prompt.maximum + response, size * response)
+        longest = np.array([padded(response, int(each)) for each in sizes])[index]
+        return MicroBatch(size.astype(float), prompt.maximum + longest, size * longest)
 
     def _sent_s(self, hidden_bytes: Floats, ranks: Ranks) -> Floats:
         """Hidden states to and from neighbours; in training their gradients too."""
