@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -43,11 +42,14 @@ def plan(
     job: JobFile = None,
     overrides: Overrides = None,
     framework: From = None,
+    variables: Annotated[
+        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="Set what FILE leaves open, with --from.")
+    ] = None,
     model: Name = None,
     critic_model: Name = None,
     reward_model: Name = None,
     reference_model: Name = None,
-    verifier: Annotated[bool, option("Rewards come without a model.", JOB)] = False,
+    verifier: Annotated[bool, option("Rewards come without a model.", JOB, name="--verifier")] = False,
     precision: Annotated[str | None, option("bf16, fp16 or fp32.", JOB)] = None,
     cluster: Annotated[str | None, option("Machines by name (h200x8), or a cluster file.", JOB, "NAME|FILE")] = None,
     nodes: Annotated[int | None, option("How many machines.", JOB, "N")] = None,
@@ -67,10 +69,16 @@ def plan(
     zero: Annotated[str | None, option("ZeRO levels, of 0, 1, 2, 3.", HOST, "LEVEL,...")] = None,
     cp: Annotated[str | None, option("Context-parallel degrees.", HOST, "DEGREE,...")] = None,
     vpp: Annotated[str | None, option("Interleaved pipeline stages.", HOST, "DEGREE,...")] = None,
-    expert_parallel: Annotated[bool, option("Experts may be spread over devices.", HOST)] = False,
-    sequence_parallel: Annotated[bool, option("Activations may be cut inside a TP group.", HOST)] = False,
-    offload: Annotated[bool, option("Idle model-stages may wait in host memory.", HOST)] = False,
-    even_shares: Annotated[bool, option("DP and micro-batch must divide the batch.", HOST)] = False,
+    expert_parallel: Annotated[
+        bool, option("Experts may be spread over devices.", HOST, name="--expert-parallel")
+    ] = False,
+    sequence_parallel: Annotated[
+        bool, option("Activations may be cut inside a TP group.", HOST, name="--sequence-parallel")
+    ] = False,
+    offload: Annotated[bool, option("Idle model-stages may wait in host memory.", HOST, name="--offload")] = False,
+    even_shares: Annotated[
+        bool, option("DP and micro-batch must divide the batch.", HOST, name="--even-shares")
+    ] = False,
     top: Annotated[int, option("How many plans.", SHOW, "K")] = 8,
     advice: Annotated[bool, option("Look for what would help.", SHOW)] = False,
     html: Annotated[Path | None, option("Also write a page with pictures.", SHOW, "FILE")] = None,
@@ -107,32 +115,40 @@ def plan(
         offload=offload,
         even_shares=even_shares,
     )
-    asked = ask(job, framework, flags, overrides or (), devices).able(**host.capabilities()).pinned(pin or ())
-    found = plan_answer(asked.problem, own=asked.own, widest=asked.widest, top=top, advise=advice)
+    source = Source(job, framework, tuple(overrides or ()), tuple(variables or ()))
+    asked = ask(source, flags, devices).able(**host.capabilities()).pinned(pin or ())
+    found = plan_answer(
+        asked.problem, own=asked.own, unplaced=asked.unplaced, widest=asked.widest, top=top, advise=advice
+    )
     show(asked, found, html, as_json)
 
 
-def ask(
-    job: Path | None, framework: str | None, flags: Flags, overrides: Sequence[str], devices: int | None
-) -> Question:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a job is written, if it is; `variables` set what another framework's file leaves open."""
+
+    file: Path | None
+    framework: str | None
+    overrides: tuple[str, ...]
+    variables: tuple[str, ...]
+
+
+def ask(source: Source, flags: Flags, devices: int | None) -> Question:
     """The question, from the one place that asks it. Raises SettingsError when two do, or none."""
-    if framework is not None:
-        if framework not in imports.FRAMEWORKS:
-            near = difflib.get_close_matches(framework, imports.FRAMEWORKS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"--from {framework!r}, valid: {', '.join(imports.FRAMEWORKS)}{hint}")
-        if job is None:
-            raise SettingsError(f"--from {framework} needs the FILE to read")
-        if overrides:
-            raise SettingsError("--set changes a job file; with --from use the flags")
-        return imports.question(framework, job, flags).on(devices)
-    if job is None:
-        if overrides:
-            raise SettingsError("--set changes a job file; without one use the flags")
+    file = source.file
+    if source.overrides and (file is None or source.framework):
+        raise SettingsError("--set changes a job file; here the flags say it")
+    if source.variables and source.framework is None:
+        raise SettingsError("--var sets what another framework's file leaves open: it goes with --from")
+    if source.framework is not None:
+        if file is None:
+            raise SettingsError(f"--from {source.framework} needs the FILE to read")
+        return imports.question(source.framework, file, flags, source.variables).on(devices)
+    if file is None:
         return by_flags.question(flags).on(devices)
     if given := flags.given():
-        raise SettingsError(f"{job} says what to plan: --{given[0]} is for planning without a job file; use --set")
-    return question.of_job(job, overrides, devices)
+        raise SettingsError(f"{file} says what to plan: --{given[0]} is for planning without a job file; use --set")
+    return question.of_job(file, source.overrides, devices)
 
 
 def show(asked: Question, found: Answer, html: Path | None, as_json: bool) -> None:

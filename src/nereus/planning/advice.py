@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from nereus.core import Capabilities, Cluster, Device, InfeasibleError, Lengths, Link, Plan, Workload
+from nereus.core import (
+    Capabilities,
+    Cluster,
+    Device,
+    InfeasibleError,
+    Lengths,
+    Link,
+    ModelStage,
+    Pin,
+    Plan,
+    Workload,
+)
 from nereus.core.sizes import show_bytes
 from nereus.planning.judge import Scored
 from nereus.planning.problem import Problem
@@ -60,7 +71,7 @@ def remedies(problem: Problem, widest: Capabilities) -> tuple[Advice, ...]:
 
     `widest` is what the job's host could be told to do beyond what the problem allows today.
     """
-    found = [*_tried(_options(problem, widest)), *_tried(_unpinned(problem))]
+    found = [*_tried(_options(problem, widest)), *_tried(_unpinned(problem, widest))]
     for look in (_shorter, _larger_pool, _more_memory):
         found.extend(look(problem))
     return tuple(found)
@@ -70,7 +81,7 @@ def gains(problem: Problem, best: Scored, widest: Capabilities) -> tuple[Advice,
     """What relieving each limit of a feasible job would give, the largest gain first."""
     now_s = best.estimate.step_s
     doubled = [_Change("devices", _pool_words(problem, 2), replace(problem, cluster=grown(problem.cluster, 2)))]
-    changes = (*_options(problem, widest), *_unpinned(problem), *_links(problem), *_capped_at_p95(problem))
+    changes = (*_options(problem, widest), *_unpinned(problem, widest), *_links(problem), *_capped_at_p95(problem))
     memory = _Change("memory", f"twice the memory of a device ({_memory_words(problem, 2)})", _memory(problem, 2))
     found = [replace(advice, now_s=now_s) for advice in _tried((*doubled, memory, *changes))]
     worth = [advice for advice in found if advice.kind == "devices" or advice.gain > WORTH]
@@ -139,18 +150,23 @@ def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
         yield change("offload of idle model-stages to the host", offload=True)
 
 
-def _unpinned(problem: Problem) -> Iterator[_Change]:
-    """Without one of the pins; with several, without any of them last."""
+def _unpinned(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
+    """Without one of the pins that the host itself does not make; with several, without any of them last."""
     able, pins = problem.capabilities, problem.capabilities.pins
-    for model_stage, pin in pins.items():
-        rest = {other: kept for other, kept in pins.items() if other != model_stage}
+    own = {model_stage: pin for model_stage, pin in pins.items() if widest.pins.get(model_stage) != pin}
+    for model_stage, pin in own.items():
+        rest = {other: kept for other, kept in pins.items() if other != model_stage} | _host_pin(widest, model_stage)
         yield _Change("pin", f"no pin of {model_stage}", replace(problem, capabilities=replace(able, pins=rest)))
         if pin.micro_batch is not None and (pin.tp or pin.pp or pin.dp):
             freed = {**pins, model_stage: replace(pin, micro_batch=None)}
             words = f"another micro-batch than {pin.micro_batch} of {model_stage}"
             yield _Change("micro_batch", words, replace(problem, capabilities=replace(able, pins=freed)))
-    if len(pins) > 1:
-        yield _Change("pin", "no pins", replace(problem, capabilities=replace(able, pins={})))
+    if len(own) > 1:
+        yield _Change("pin", "no pins", replace(problem, capabilities=replace(able, pins=widest.pins)))
+
+
+def _host_pin(widest: Capabilities, model_stage: ModelStage) -> dict[ModelStage, Pin]:
+    return {model_stage: widest.pins[model_stage]} if model_stage in widest.pins else {}
 
 
 def _shorter(problem: Problem) -> Iterator[Advice]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nereus.controller.changes import changes
-from nereus.core import Capabilities, InfeasibleError, NereusError, Plan
+from nereus.core import Capabilities, InfeasibleError, ModelStage, NereusError, Pin, Plan
 from nereus.cost.step import StepModel
 from nereus.planning import advice
 from nereus.planning.advice import Advice
@@ -13,6 +14,9 @@ from nereus.planning.judge import Scored, misfit
 from nereus.planning.problem import Problem
 from nereus.planning.search import SearchResult, search
 from nereus.report.views import PlanView
+
+Pins = Mapping[ModelStage, Pin]
+IMPORTED, PINNED = "imported configuration", "pinned degrees"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,18 @@ class Answer:
 
 
 def answer(
-    problem: Problem, *, own: Plan | None = None, widest: Capabilities, top: int = 8, advise: bool = True
+    problem: Problem,
+    *,
+    widest: Capabilities,
+    own: Plan | None = None,
+    unplaced: str = "",
+    top: int = 8,
+    advise: bool = True,
 ) -> Answer:
     """Search, judge the plan the asker has, and look for what would help.
 
-    `widest` is what the job's host could be told to do. Raises SettingsError for pins that no plan can meet.
+    `widest` is what the job's host could be told to do, its pins what the host itself fixes; `unplaced` says why there
+    is no `own` plan where there should be one. Raises SettingsError for pins that no plan can meet.
     """
     model = problem.model()
     try:
@@ -87,9 +98,11 @@ def answer(
     except InfeasibleError as error:
         result, shortage = None, str(error)
     best = PlanView.of(problem, model, result.best[0]) if result else None
-    comparison = _pinned(problem, model, best, shortage)
+    comparison = _pinned(problem, model, best, shortage, widest.pins)
     if own is not None:
         comparison = _imported(problem, model, own, best)
+    elif unplaced:
+        comparison = Comparison(IMPORTED, False, unplaced, None, best)
     found: tuple[Advice, ...] = ()
     if advise:
         found = advice.gains(problem, result.best[0], widest) if result else advice.remedies(problem, widest)
@@ -111,16 +124,16 @@ def _runners_up(result: SearchResult | None) -> tuple[RunnerUp, ...]:
     )
 
 
-def _pinned(problem: Problem, model: StepModel, best: PlanView | None, shortage: str) -> Comparison | None:
+def _pinned(problem: Problem, model: StepModel, best: PlanView | None, shortage: str, fixed: Pins) -> Comparison | None:
     """The best plan with the pins beside the best without."""
-    if not problem.capabilities.pins:
+    if problem.capabilities.pins == fixed:
         return None
-    free = replace(problem, capabilities=replace(problem.capabilities, pins={}))
+    free = replace(problem, capabilities=replace(problem.capabilities, pins=fixed))
     try:
         other = PlanView.of(free, model, search(free, 1).best[0])
     except InfeasibleError:
         other = None
-    return Comparison("pinned degrees", best is not None, shortage, best, other)
+    return Comparison(PINNED, best is not None, shortage, best, other)
 
 
 def _imported(problem: Problem, model: StepModel, own: Plan, best: PlanView | None) -> Comparison:
@@ -130,4 +143,4 @@ def _imported(problem: Problem, model: StepModel, own: Plan, best: PlanView | No
         view = PlanView.of(problem, model, Scored(own, model.estimate(own)))
     except (NereusError, KeyError):  # devices or model-stages that the problem does not have
         view = None
-    return Comparison("imported configuration", reason is None, str(reason or ""), view, best)
+    return Comparison(IMPORTED, reason is None, str(reason or ""), view, best)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from nereus.core import Cluster, codec
+from nereus.core import Cluster, Device, DeviceKind, Link, Plan, SettingsError, Workflow, Workload, codec
+from nereus.core.plan import ranges
 from nereus.report import tables
 from nereus.report.answer import Answer, Comparison
 from nereus.report.views import PlanView
@@ -78,8 +81,64 @@ def _comparison(found: Comparison) -> dict[str, Any]:
 
 
 def _cluster(cluster: Cluster) -> dict[str, Any]:
-    counts: dict[str, int] = {}
+    """Kinds and links in full, devices by node as ranges of ids."""
+    nodes: dict[tuple[int, str], list[int]] = {}
     for device in cluster.devices:
-        counts[device.kind] = counts.get(device.kind, 0) + 1
-    nodes = len({device.node for device in cluster.devices})
-    return {"devices": len(cluster.devices), "nodes": nodes, "kinds": counts}
+        nodes.setdefault((device.node, device.kind), []).append(device.id)
+    return {
+        "devices": len(cluster.devices),
+        "nodes": [{"node": node, "kind": kind, "ids": ranges(ids)} for (node, kind), ids in nodes.items()],
+        "kinds": codec.encode(cluster.kinds),
+        "links": codec.encode(cluster.links),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What an answer that was written holds of the job: enough to judge or export its plan."""
+
+    plan: Plan
+    workflow: Workflow
+    workload: Workload
+    cluster: Cluster
+
+
+def read(path: Path) -> Saved:
+    """The plan of an answer in a file. Raises SettingsError for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise SettingsError(f"{path}: not an answer of `nereus plan --json` (schema {SCHEMA})")
+    if data.get("plan") is None:
+        raise SettingsError(f"{path}: holds no plan: {data.get('shortage')}")
+    try:
+        return Saved(
+            codec.decode(Plan, data["plan"]),
+            codec.decode(Workflow, data["workflow"]),
+            codec.decode(Workload, data["workload"]),
+            _read_cluster(data["cluster"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingsError(f"{path}: not an answer of `nereus plan --json`: {error!r}") from None
+
+
+def _read_cluster(data: Any) -> Cluster:
+    devices = [
+        Device(device, int(entry["node"]), str(entry["kind"]))
+        for entry in data["nodes"]
+        for device in _numbers(entry["ids"])
+    ]
+    kinds: dict[str, DeviceKind] = codec.decode(Mapping[str, DeviceKind], data["kinds"])
+    links: dict[str, Link] = codec.decode(Mapping[str, Link], data["links"])
+    return Cluster(tuple(sorted(devices, key=lambda device: device.id)), kinds, links)
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """Of `0-3, 6`."""
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        yield from range(int(first), int(last or first) + 1)

@@ -7,7 +7,7 @@ from html import escape
 
 from nereus.core.sizes import show_bytes
 from nereus.report import tables
-from nereus.report.answer import Answer, Comparison
+from nereus.report.answer import IMPORTED, Answer, Comparison
 from nereus.report.views import CallView, MemoryView, PlanView
 
 WIDTH, LABEL, BAR, GAP = 960, 300, 22, 6
@@ -137,7 +137,7 @@ def _comparison(found: Comparison) -> list[str]:
         )
         rows = ((call, f"{own:.3g}", f"{best:.3g}", f"{best - own:+.3g}") for call, own, best in found.calls)
         parts.append(_table(("call", "own s", "best s", "difference s"), rows))
-    if found.view is not None and found.own.startswith("imported"):
+    if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, f"The {found.own} as a plan")
     elif found.other is not None:
         parts += plan(found.other, "The best plan without pins")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from nereus.core import Rejection
 from nereus.core.sizes import show_bytes
-from nereus.report.answer import Answer, Comparison, RunnerUp
+from nereus.report.answer import IMPORTED, Answer, Comparison, RunnerUp
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
 EXAMPLES = 3
@@ -111,7 +111,7 @@ def _comparison(found: Comparison) -> list[RenderableType]:
     parts.append(escape(verdict))
     if found.reason:
         parts.append(escape(found.reason))
-    if found.view is not None and found.own.startswith("imported"):
+    if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, found.own)
     elif found.other is not None:
         parts += plan(found.other, "best plan without pins")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nereus.clusters import file, named
@@ -13,6 +13,7 @@ from nereus.core.ports import Algorithm
 from nereus.cost import lengths as distribution
 from nereus.planning.problem import Problem
 from nereus.settings import models
+from nereus.settings.build import expected_lengths
 from nereus.settings.question import Question
 
 ALGORITHMS = "nereus.algorithms"
@@ -70,7 +71,7 @@ def question(flags: Flags) -> Question:
         missing = [text for text in missing if not text.startswith("--nodes")]
     if missing:
         raise SettingsError(f"planning without a job file needs {', '.join(missing)}")
-    taken = _Assumed()
+    taken: list[str] = []
     method = _algorithm(flags)
     specs, names = _specs(flags, method, taken)
     machine = cluster(str(flags.cluster), flags.nodes)
@@ -78,8 +79,10 @@ def question(flags: Flags) -> Question:
     method.check(work)
     flow = method.workflow(specs)
     name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
-    taken.add("hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ...")
-    return Question(name, Problem(flow, work, machine, ABLE), names, assumptions=tuple(taken.lines))
+    _assume(
+        taken, "hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ..."
+    )
+    return Question(name, Problem(flow, work, machine, ABLE), names, assumptions=tuple(taken))
 
 
 def cluster(name: str, nodes: int | None) -> Cluster:
@@ -92,16 +95,6 @@ def cluster(name: str, nodes: int | None) -> Cluster:
     if nodes < 1:
         raise SettingsError(f"--nodes {nodes}, must be at least 1")
     return named.machine(name, nodes)
-
-
-class _Assumed:
-    """What was not said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def add(self, what: str, how: str) -> None:
-        self.lines.append(f"{what} ({how})")
 
 
 def _algorithm(flags: Flags) -> Algorithm:
@@ -118,12 +111,12 @@ def _algorithm(flags: Flags) -> Algorithm:
     return made
 
 
-def _specs(flags: Flags, method: Algorithm, taken: _Assumed) -> tuple[dict[str, ModelSpec], dict[str, str]]:
+def _specs(flags: Flags, method: Algorithm, taken: list[str]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
     precision = flags.precision or PRECISIONS[0]
     if precision not in PRECISIONS:
         raise SettingsError(f"--precision {precision!r}, valid: {', '.join(PRECISIONS)}")
     if flags.precision is None:
-        taken.add("bf16 compute with fp32 master weights and moments", "--precision")
+        _assume(taken, "bf16 compute with fp32 master weights and moments", "--precision")
     given = {"actor": flags.model} | {
         role: getattr(flags, f"{role}_model") for role in method.models() if role != "actor"
     }
@@ -131,35 +124,35 @@ def _specs(flags: Flags, method: Algorithm, taken: _Assumed) -> tuple[dict[str, 
     same = [role for role, model in given.items() if model is None]
     if same:
         how = ", ".join(f"--{role}-model" for role in same) + (" or --verifier" if "reward" in same else "")
-        taken.add(f"{', '.join(same)} of the actor's sizes", how)
+        _assume(taken, f"{', '.join(same)} of the actor's sizes", how)
     found = {role: models.planned(name, role, precision) for role, name in names.items()}
     models.check_vocabularies(found, "--{role}-model")
     return found, names
 
 
-def _workload(flags: Flags, specs: Mapping[str, ModelSpec], taken: _Assumed) -> Workload:
+def _workload(flags: Flags, specs: Mapping[str, ModelSpec], taken: list[str]) -> Workload:
     samples = flags.samples
     if samples is None:
         samples = SAMPLES.get(str(flags.algorithm), 1)
-        taken.add(f"{samples} response{'s' * (samples > 1)} of each prompt", "--samples")
+        _assume(taken, f"{samples} response{'s' * (samples > 1)} of each prompt", "--samples")
     prompts = flags.batch
     if prompts is None:
         prompts = max(SEQUENCES // max(samples, 1), 1)
-        taken.add(f"{prompts:,} prompts a step", "--batch")
+        _assume(taken, f"{prompts:,} prompts a step", "--batch")
     mini_batch = flags.mini_batch
     if mini_batch is None:
         mini_batch = prompts * samples
-        taken.add(f"one update a step: mini-batches of {mini_batch:,} sequences", "--mini-batch")
+        _assume(taken, f"one update a step: mini-batches of {mini_batch:,} sequences", "--mini-batch")
     epochs = flags.epochs
     if epochs is None:
         epochs = 1
-        taken.add("one pass over the batch", "--epochs")
+        _assume(taken, "one pass over the batch", "--epochs")
     for name, value in (("batch", prompts), ("samples", samples), ("mini-batch", mini_batch), ("epochs", epochs)):
         if value < 1:
             raise SettingsError(f"--{name} {value}, must be at least 1")
     positions = min(spec.max_positions for spec in specs.values())
-    prompt = _prompt(str(flags.prompt), taken)
-    response = _response(str(flags.response), prompts * samples, positions - int(prompt.maximum), taken)
+    prompt = prompt_lengths(str(flags.prompt), taken)
+    response = response_lengths(str(flags.response), prompts * samples, positions - int(prompt.maximum), taken)
     check_context(prompt, response, specs)
     longest = math.ceil(response.maximum)
     return Workload(prompts, samples, prompt, response, mini_batch, longest, epochs)
@@ -175,37 +168,48 @@ def check_context(prompt: Lengths, response: Lengths, specs: Mapping[str, ModelS
             )
 
 
-def _prompt(text: str, taken: _Assumed) -> Lengths:
+def prompt_lengths(text: str, taken: list[str]) -> Lengths:
+    """Of `MEAN[:MAX]`; what that leaves open is noted in `taken`. Raises SettingsError."""
     numbers = _numbers("--prompt", text, "MEAN[:MAX]", 2)
     if len(numbers) == 1:
-        taken.add(f"every prompt has {numbers[0]:g} tokens", "--prompt MEAN:MAX")
+        _assume(taken, f"every prompt has {numbers[0]:g} tokens", "--prompt MEAN:MAX")
         return Lengths.constant(numbers[0])
     mean, longest = numbers
     p95 = (mean + longest) / 2
     if mean < longest:
-        taken.add(f"one prompt of 20 is longer than {p95:g} tokens, half-way from mean to longest", "no flag")
+        _assume(taken, f"one prompt of 20 is longer than {p95:g} tokens, half-way from mean to longest", "no flag")
     return Lengths(mean, p95, longest)
 
 
-def _response(text: str, sequences: int, room: int, taken: _Assumed) -> Lengths:
+def response_lengths(text: str, sequences: int, room: int, taken: list[str]) -> Lengths:
+    """Of `MEAN[:P95[:MAX]]`, the longest of `sequences` responses within `room` tokens. Raises SettingsError."""
     numbers = _numbers("--response", text, "MEAN[:P95[:MAX]]", 3)
     if len(numbers) == 3:
         return Lengths(numbers[0], numbers[1], numbers[2])
-    mean, p95 = numbers[0], numbers[-1]
+    mean = numbers[0]
     if len(numbers) == 1:
-        p95 = min(mean * math.log(20), max(room, mean))
-        taken.add(
-            f"one response of 20 is longer than {p95:,.0f} tokens: ends equally likely at every token",
-            "--response MEAN:P95",
+        found = expected_lengths(mean, sequences, max(room, math.ceil(mean)))
+        _assume(
+            taken,
+            f"responses that end with the same probability at every token: p95 {found.p95:,.0f} tokens, "
+            f"the longest of {sequences:,} {found.maximum:,.0f}",
+            "--response MEAN:P95:MAX",
         )
-    open_ended = replace(Lengths(mean, p95, math.inf))
-    longest = max(math.ceil(distribution.padded(open_ended, sequences)), p95)
-    longest = min(longest, max(room, p95))
-    taken.add(
+        return found
+    p95 = numbers[1]
+    longest = max(distribution.padded(Lengths(mean, p95, math.inf), sequences), p95)
+    longest = min(math.ceil(longest), max(room, p95))
+    _assume(
+        taken,
         f"the longest of {sequences:,} responses has {longest:,.0f} tokens, as a log-normal tail has it",
         "--response MEAN:P95:MAX",
     )
     return Lengths(mean, p95, longest)
+
+
+def _assume(taken: list[str], what: str, how: str) -> None:
+    """Note what was not said, and how to say it."""
+    taken.append(f"{what} ({how})")
 
 
 def _numbers(flag: str, text: str, form: str, most: int) -> list[float]:

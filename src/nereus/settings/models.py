@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nereus.core import Head, ModelSpec, SettingsError, plugins
-from nereus.core.model_dir import ModelDir, read_config
+from nereus.core.model_dir import ModelDir
 from nereus.core.ports import Family
+from nereus.families.models.given import given
 from nereus.settings.schema import Settings, Sizes
 
 SCALAR_ROLES = ("critic", "reward")
@@ -45,14 +46,8 @@ def check_vocabularies(found: Mapping[str, ModelSpec], where: str) -> None:
 
 
 def planned(model: str, role: str, precision: str) -> ModelSpec:
-    """The sizes of a model to plan with: a known name, or a directory (or file) with a `config.json` and no weights."""
-    path = Path(model)
-    if not path.exists() and not model.startswith((".", "/", "~")):
-        from nereus.families.models import named
-
-        return _for_role(named(model, precision), role, precision)
-    config = read_config(path if path.suffix == ".json" else path / "config.json")
-    return _for_role(family(_supported(config, model)).spec(config), role, precision)
+    """The sizes of a model to plan with, its head that of its role: a known name, or a directory without weights."""
+    return given(model, precision, Head.SCALAR if role in SCALAR_ROLES else Head.LM)
 
 
 def spec(model: str | Sizes | None, role: str, precision: str) -> ModelSpec:
@@ -64,22 +59,17 @@ def spec(model: str | Sizes | None, role: str, precision: str) -> ModelSpec:
             raise SettingsError(f"models.{role}: {error}") from None
         return _for_role(own, role, precision)
     directory = ModelDir.read(Path(str(model)))
-    architecture = family(_supported(directory.config, str(model)))
+    kind = directory.config.get("model_type")
+    if kind not in plugins.names(FAMILIES):
+        valid = ", ".join(plugins.names(FAMILIES))
+        raise SettingsError(f"model directory {model}: model_type {kind!r} is not supported, valid: {valid}")
+    architecture = family(str(kind))
     own = architecture.spec(directory.config)
     needed = _for_role(own, role, precision)
     tensors = architecture.tensors(needed)
     head = {tensor.name for tensor in tensors} - {tensor.name for tensor in architecture.tensors(own)}
     directory.check(tensors, may_lack=head if role == "critic" else ())
     return needed
-
-
-def _supported(config: Mapping[str, Any], model: str) -> str:
-    """The family of a `config.json`."""
-    kind = config.get("model_type")
-    if kind not in plugins.names(FAMILIES):
-        valid = ", ".join(plugins.names(FAMILIES))
-        raise SettingsError(f"model directory {model}: model_type {kind!r} is not supported, valid: {valid}")
-    return str(kind)
 
 
 def family(name: str) -> Family:

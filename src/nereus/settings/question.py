@@ -35,6 +35,8 @@ class Question:
     """What was not said and was taken to be so, each with the way to say it."""
     notes: tuple[str, ...] = ()
     own: Plan | None = None
+    unplaced: str = ""
+    """Why there is no `own` plan where there should be one."""
 
     def able(self, **fields: object) -> Question:
         """The question with other capabilities."""
