@@ -96,7 +96,8 @@ def test_new_devices_are_taken_when_they_pay_back() -> None:
     assert decision.proposal.plan.devices > {0, 1}
     assert decision.proposal.saving_s > 0
     assert decision.proposal.dag.primitives
-    assert expand(decision.proposal.plan) == decision.proposal.units == decision.proposal.dag.goal
+    assert decision.proposal.units == decision.proposal.dag.goal
+    assert frozenset(expand(decision.proposal.plan)) == frozenset(decision.proposal.units)
 
 
 def test_never_refuses_new_devices_and_still_leaves_departing_ones() -> None:
@@ -220,11 +221,11 @@ def test_what_a_transition_took_is_learnt_with_its_slow_first_step() -> None:
     state, decision = replan(made, state, happened(state, 20, (0, 1, 2, 3)))
     state = settled(made, state, decision, seconds=0.2)
     assert state.calibration.transition_count == 0
-    state, _ = made.take_in(state, happened(state, 21, (0, 1, 2, 3), extra_s=1.5))
+    state, _ = made.take_in(state, happened(state, 21, (0, 1, 2, 3), extra_s=6.0))
     assert state.calibration.transition_count == 1
-    assert 1.2 < state.calibration.transition_overhead_s < 2.2
+    assert state.calibration.transition_overhead_s == pytest.approx(6.2, rel=0.25)
     assert state.pending_transition_s is None
-    state, _ = made.take_in(state, happened(state, 22, (0, 1, 2, 3), extra_s=1.5))
+    state, _ = made.take_in(state, happened(state, 22, (0, 1, 2, 3), extra_s=6.0))
     assert state.calibration.transition_count == 1
 
 
