@@ -40,10 +40,13 @@ MIXTRAL = ModelSpec(
 )  # fmt: skip
 
 
-def memory(spec: ModelSpec = SMALL, trained: bool = True, workload: Workload = WORKLOAD, **constants: float) -> Memory:
-    return Memory(
-        spec, trained, workload, replace(PLAIN, constants={k.replace("_", ".", 1): v for k, v in constants.items()})
-    )
+def memory(
+    spec: ModelSpec = SMALL,
+    trained: bool = True,
+    workload: Workload = WORKLOAD,
+    constants: Mapping[str, float] | None = None,
+) -> Memory:
+    return Memory(spec, trained, workload, replace(PLAIN, constants=constants or {}))
 
 
 def terms(of: Memory, candidate: Candidate, work: Work = Work.UPDATE) -> list[dict[str, float]]:
@@ -183,16 +186,17 @@ def test_a_gpt_layer_is_counted_as_in_the_literature() -> None:
     """34 bytes a token and hidden unit in fp16 with dropout (Korthikanti et al. 2022), whose two masks take 2."""
     spec = ModelSpec("gpt2", 2, 128, 4, 4, 32, 512, 96, dtype="bf16", gated=False, tied_embeddings=True)
     workload = Workload(1, 1, Lengths.constant(0), Lengths.constant(64), 1, 64)
-    fused = memory(spec, workload=workload, memory_norm_copies=0.5)
+    fused = memory(spec, workload=workload, constants={"memory.norm_copies": 0.5})
     first, last = terms(fused, Candidate(ACTOR, Layout(1, 2), 1))
     assert first["activations"] == (34 - 2) * 64 * 128
     assert last["activations"] - first["activations"] == 4 * 64 * 128
 
 
 def test_sequence_and_context_parallelism_cut_what_they_say() -> None:
+    plain = Candidate(ACTOR, Layout(4, 1), 1)
     whole, cut, ring = (
-        terms(memory(LLAMA_8B), Candidate(ACTOR, Layout(4, 1), 1, **with_))[0]
-        for with_ in ({}, {"sequence_parallel": True}, {"cp": 2})
+        terms(memory(LLAMA_8B), each)[0]
+        for each in (plain, replace(plain, sequence_parallel=True), replace(plain, cp=2))
     )
     tokens, norms = 32, 2 * 32 + 1
     saved = tokens * 2 * norms * 5 * 4096 * (1 - 1 / 4)
@@ -205,8 +209,8 @@ def test_zero_shards_what_its_level_says() -> None:
     """18 bytes a parameter; over 8 replicas 6 + 12/8, 2 + 16/8 and 18/8 (Rajbhandari et al. 2020)."""
     spec, expected = replace(LLAMA_8B, layers=2), {0: 18, 1: 6 + 12 / 8, 2: 2 + 16 / 8, 3: 18 / 8}
     for zero, bytes_ in expected.items():
-        for split in ({"dp": 8}, {"dp": 4, "cp": 2}):
-            candidate = Candidate(ACTOR, Layout(), **{"zero": zero, **split})
+        for dp, cp in ((8, 1), (4, 2)):
+            candidate = Candidate(ACTOR, Layout(), dp, zero=zero, cp=cp)
             held = stored(memory(spec), candidate)[0] + terms(memory(spec), candidate)[0]["gradients"]
             assert held == pytest.approx(bytes_ * parameters(spec))
 
@@ -222,15 +226,15 @@ def test_experts_are_cut_by_ep_and_sharded_over_the_rest() -> None:
     """8 experts of 3 x 64 x 96 in each of 4 layers; 16 devices as dp 4 x tp 4."""
     expert = 3 * 64 * 96
 
-    def elements(**degrees: int) -> float:
-        layout = Layout(degrees.pop("tp", 1), 1)
-        rows = Rows.of([Candidate(ACTOR, layout, **degrees)], 4, 8)
+    def elements(tp: int, ep: int) -> float:
+        layout = Layout(tp, 1)
+        rows = Rows.of([Candidate(ACTOR, layout, 4, ep=ep)], 4, 8)
         return float(Held.of(MIXTRAL, rows, Ranks.every(layout, 4)).experts[0])
 
-    assert elements(dp=4) == 4 * 8 * expert
-    assert elements(dp=4, tp=4) == 4 * 8 * expert / 4
-    assert elements(dp=4, ep=4) == 4 * 2 * expert
-    assert elements(dp=4, tp=4, ep=8) == 4 * 1 * expert
+    assert elements(tp=1, ep=1) == 4 * 8 * expert
+    assert elements(tp=4, ep=1) == 4 * 8 * expert / 4
+    assert elements(tp=1, ep=4) == 4 * 2 * expert
+    assert elements(tp=4, ep=8) == 4 * 1 * expert
     zero1 = Candidate(ACTOR, Layout(4, 1), 4, ep=8, zero=1)
     held = Held.of(MIXTRAL, Rows.of([zero1], 4, 8), Ranks.every(Layout(4, 1), 4))
     assert held.expert_replicas.tolist() == [2]
@@ -244,6 +248,19 @@ def test_tokens_sent_to_experts_are_counted() -> None:
         for spec in (MIXTRAL, replace(MIXTRAL, dense_layers=4))
     )
     assert with_experts - dense == 4 * 64 * 2 * (2 * (2 * 64 + 4 * 96) - 4 * 128)
+
+
+def test_packed_micro_batches_hold_about_the_mean_but_at_least_the_longest() -> None:
+    tail = Lengths(100, 300, 1000)
+    padded = Workload(64, 1, Lengths.constant(0), tail, 64, 1000)
+
+    def activations(sequences: int, workload: Workload) -> float:
+        (found,) = terms(memory(workload=workload), Candidate(ACTOR, Layout(), 1, micro_batch=sequences))
+        return found["activations"]
+
+    packed = replace(padded, packed=True)
+    assert activations(1, packed) == activations(1, padded)
+    assert 0.1 * activations(64, padded) < activations(64, packed) < 0.2 * activations(64, padded)
 
 
 def test_gradients_exist_during_an_update_only() -> None:
@@ -297,8 +314,8 @@ def test_a_serving_engine_prefills_in_chunks_and_keeps_graphs() -> None:
     workload = Workload(64, 1, Lengths.constant(100), Lengths.constant(10), 64, 10)
     candidate = Candidate(GENERATION, Layout(), 1, micro_batch=64)
     whole, chunked = (
-        terms(memory(workload=workload, **with_), candidate, Work.GENERATE)[0]
-        for with_ in ({}, {"prefill_tokens": 640, "graphs_bytes": 1e9})
+        terms(memory(workload=workload, constants=constants), candidate, Work.GENERATE)[0]
+        for constants in ({}, {"prefill.tokens": 640, "graphs.bytes": 1e9})
     )
     assert chunked["prefill"] == whole["prefill"] / 10
     assert chunked["graphs"] == 1e9
@@ -306,7 +323,7 @@ def test_a_serving_engine_prefills_in_chunks_and_keeps_graphs() -> None:
 
 
 def test_every_kind_of_group_has_a_communicator_and_every_device_a_runtime() -> None:
-    of = memory(communicator_bytes=1000.0)
+    of = memory(constants={"communicator.bytes": 1000})
     for candidate, groups in (
         (Candidate(ACTOR, Layout(), 1), 0),
         (Candidate(ACTOR, Layout(2, 1), 1), 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -44,6 +44,12 @@ class Ranks:
         middle = np.where(rows.pp > 2, rows.layers_middle, 0)
         index, count = np.minimum(rows.pp - 1, 1), np.maximum(rows.pp - 2, 0)
         return first, cls(index, last_before - middle, middle, ~every, ~every, count), last
+
+    @classmethod
+    def stacked(cls, rows: Rows, layers: int) -> Ranks:
+        """`ends` as a first axis."""
+        found = cls.ends(rows, layers)
+        return cls(*(np.array([getattr(ranks, field.name) for ranks in found]) for field in fields(cls)))
 
     @classmethod
     def every(cls, layout: Layout, layers: int) -> Ranks:

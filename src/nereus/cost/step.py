@@ -155,11 +155,11 @@ class StepModel:
     def _footprint(self, candidate: Candidate, memory: Memory) -> list[Footprint]:
         layers, pp = memory.spec.layers, candidate.layout.pp
         rows, ranks = Rows.of([candidate], layers, node_size=1), Ranks.every(candidate.layout, layers)
-        stored = np.broadcast_to(_total(memory.resident(rows, ranks)), pp)
+        load = memory.at(rows, ranks)
+        stored = np.broadcast_to(_total(load.resident), pp)
         calls = {
             call.name: {
-                name: np.broadcast_to(size, pp)
-                for name, size in self._scaled(memory.transient(rows, ranks, call.work)).items()
+                name: np.broadcast_to(size, pp) for name, size in self._scaled(load.transient(call.work)).items()
             }
             for call in self.workflow.calls_of(candidate.model_stage)
         }
@@ -202,11 +202,11 @@ class StepModel:
 
     def _offload_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:
         """Ideal seconds to fetch an offloaded model-stage from host memory and to put it back, for every call."""
-        ends = Ranks.ends(rows, self.workflow.spec(model_stage).layers)
+        ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
         memory = Memory(
             self.workflow.spec(model_stage), self.workflow.updated(model_stage), self.workload, site.kinds[0]
         )
-        stored = np.maximum.reduce([_total(memory.stored(rows, ranks)) for ranks in ends])
+        stored = _total(memory.stored(rows, ranks)).max(axis=0)
         rate = site.host_bytes_per_s
         return np.where(rows.offload, 2 * stored / rate if rate else np.inf, 0.0)
 
@@ -222,12 +222,11 @@ class StepModel:
 
     def _memory(self, model_stage: ModelStage, rows: Rows, names: frozenset[str]) -> tuple[Floats, Floats]:
         """Resident and transient bytes of the fullest pp rank of every row."""
-        ends = Ranks.ends(rows, self.workflow.spec(model_stage).layers)
+        ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
         works = {call.work for call in self.workflow.calls_of(model_stage)}
-        resident, transient = [], []
-        for memory in self._memories(model_stage, names):
-            resident += [_total(memory.resident(rows, ranks)) for ranks in ends]
-            transient += [_total(self._scaled(memory.transient(rows, ranks, work))) for ranks in ends for work in works]
+        loads = [memory.at(rows, ranks) for memory in self._memories(model_stage, names)]
+        resident = [_total(load.resident).max(axis=0) for load in loads]
+        transient = [_total(self._scaled(load.transient(work))).max(axis=0) for load in loads for work in works]
         return np.maximum.reduce(resident), np.maximum.reduce(transient)
 
     def _memories(self, model_stage: ModelStage, kinds: frozenset[str]) -> list[Memory]:
