@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from nereus.core import (
     Layout,
     ModelStage,
     OutOfMemoryError,
+    Partition,
     TransitionError,
     WorkerLostError,
     expand,
@@ -84,6 +86,33 @@ def test_forward_calls_come_first_and_synchronisation_last(tmp_path: Path) -> No
     names = [m.name for _, m in crew_of(made).sent if m.name in ("generate", "forward", "update.prepare", "sync")]
     assert names == sorted(names, key=("generate", "forward", "update.prepare", "sync").index)
     assert {m.fields["version"] for _, m in crew_of(made).commands("sync")} == {2}
+
+
+class Overlapping(FakeCrew):
+    """Notes which calls were under way when a forward call was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(imitate, range(4))
+        self.beside: dict[str, set[str]] = {}
+
+    def submit(self, device: int, message: Message) -> int:
+        if message.name == "forward":
+            waiting = (m for queue in self.queues.values() for _, m in queue if m.name == "forward")
+            self.beside.setdefault(message.fields["call"], set()).update(m.fields["call"] for m in waiting)
+        return super().submit(device, message)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_partition_runs_one_stage_at_a_time(partitioned: bool, tmp_path: Path) -> None:
+    """The critic has its own devices: values are computed beside inference, unless one partition holds both."""
+    crew = Overlapping()
+    made = job(tmp_path, crew, steps=1)
+    if partitioned:
+        whole = Partition(frozenset(made.plan.model_stages), frozenset(range(4)))
+        made.plan = replace(made.plan, partitions=(whole,))
+    list(made.boundaries())
+    beside = crew.beside["values"] & {"reference_log_probs", "reward_scores"}
+    assert beside == (set() if partitioned else {"reference_log_probs", "reward_scores"})
 
 
 def test_an_early_end_has_the_boundary_of_the_step_before_and_says_why(tmp_path: Path) -> None:
