@@ -374,7 +374,8 @@ def peak(of: Memory, candidate: Candidate, work: Work) -> float:
 @given(candidates, st.sampled_from([SMALL, replace(SMALL, tied_embeddings=True), MIXTRAL]))
 @settings(max_examples=150, deadline=None)
 def test_more_parallelism_never_takes_more_of_what_it_cuts(candidate: Candidate, spec: ModelSpec) -> None:
-    of, layout = memory(spec, workload=MANY), candidate.layout
+    # Buckets so small that the backward pass, not the reduction after it, makes the peak.
+    of, layout = memory(spec, workload=MANY, constants={"dp.bucket_bytes": 1}), candidate.layout
     before = everything(of, candidate)
     more_tp = everything(of, replace(candidate, layout=Layout(2 * layout.tp, layout.pp)))
     assert all(more_tp[name] <= before[name] for name in CUT_BY_TP)
