@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nereus.core import Assignment, Candidate, Layout, ModelStage, Partition, Plan, Stage, Workflow
+from nereus.core import Assignment, Candidate, Layout, ModelStage, Partition, Plan, Stage, Workflow, plugins
 from nereus.cost.schedule import SYNC, node_order, timeline, waits
-from tests.cost.jobs import ACTOR, CRITIC, GENERATION, REFERENCE, REWARD, ppo
+from tests.cost.jobs import ACTOR, CRITIC, GENERATION, REFERENCE, REWARD, TINY, ppo
 
 SECONDS = {
     "generate": 10.0,
@@ -59,6 +59,17 @@ def test_a_partition_runs_one_stage_at_a_time() -> None:
     stages = {GENERATION, REFERENCE, REWARD, ACTOR, CRITIC}
     assert step_s(placed(plan)) == 10 + (4 + 1) + 6 + 5 + 0.5
     assert step_s(placed(plan, (stages, range(4)))) == 10 + (3 + 2) + (4 + 1) + (6 + 5) + 0.5
+
+
+def test_stages_of_a_partition_do_not_alternate() -> None:
+    """ReMax scores a second, greedy set of responses: still all of inference comes before the old log-probs."""
+    algorithm = plugins.make("nereus.algorithms", "remax", {})
+    job = algorithm.workflow({role: TINY for role in algorithm.models()})
+    own = {REFERENCE: range(2), REWARD: range(2, 4)} | {ms: range(4) for ms in (GENERATION, ACTOR)}
+    seconds = {name: SECONDS.get(name, 1.0) for name in node_order(job)[0]} | {"greedy_reward_scores": 2.5}
+    turns = waits(job, placed(own, (set(job.model_stages), range(4))))
+    # Two generations, then reference (3) beside two scorings (2 + 2.5), old log-probs, update, synchronisation.
+    assert timeline(node_order(job)[0], turns, seconds).step_s == (10 + 1) + max(3, 2 + 2.5) + 4 + 6 + 0.5
 
 
 def test_partitions_run_beside_each_other_where_data_allows() -> None:

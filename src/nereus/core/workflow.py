@@ -68,11 +68,21 @@ class Workflow:
         return tuple(sorted(data | state))
 
     def order(self) -> tuple[str, ...]:
-        """Call names in an order that respects every edge; ties keep the order of `calls`."""
-        before: dict[str, set[str]] = {call.name: set() for call in self.calls}
+        """Call names in an order that respects every edge; else generation, inference, training, as in `calls`."""
+        rank = {call.name: (call.model_stage.stage.order, index) for index, call in enumerate(self.calls)}
+        before: dict[str, set[str]] = {name: set() for name in rank}
         for earlier, later in self.edges():
             before[later].add(earlier)
-        return tuple(TopologicalSorter(before).static_order())
+        sorter = TopologicalSorter(before)
+        sorter.prepare()
+        found: list[str] = []
+        ready: set[str] = set()
+        while sorter.is_active():
+            ready |= set(sorter.get_ready())
+            found.append(min(ready, key=rank.__getitem__))
+            ready.remove(found[-1])
+            sorter.done(found[-1])
+        return tuple(found)
 
     def call(self, name: str) -> Call:
         """The call named `name`."""

@@ -33,7 +33,7 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     shard_bytes = elements * DTYPE_BYTES[spec.dtype]
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
     travel_s = _over(site, rows, lambda link: shard_bytes / link.bytes_per_s + messages * link.latency_s)
-    return travel_s + shard_bytes / site.rates.bytes_per_s
+    return np.asarray(travel_s + shard_bytes / site.rates.bytes_per_s)
 
 
 def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:
