@@ -41,6 +41,12 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "workspace.bytes": "device memory that matrix products use beside their operands",
         "graphs.bytes": "device memory of the graphs of a generation engine",
         "prefill.tokens": "most prompt tokens that a generation engine works on at once",
+        "generation.launches": "share of the kernels of a decode step that the host launches one by one",
+        "generation.reduce": "seconds of an all-reduce in a decode step over those of the collective library",
+        "generation.step_s": "seconds of a generation engine between two decode steps",
+        "generation.sequence_s": "the same for each sequence",
+        "generation.refill": "above 0: a generation engine gives a free place to the next sequence, prompts unpadded",
+        "generation.kv_bytes": "bytes of one element of the KV cache, where not those of the model",
         "uncertainty": "standard deviation of the logarithm of a class's efficiency, where constants were not fitted",
     }
 )

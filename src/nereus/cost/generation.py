@@ -1,8 +1,9 @@
 """Seconds of generation: prefill, then one token at a time while the batch shrinks as sequences end (D7.2).
 
-A unit holds as many sequences at once as its KV budget allows (`Rows.micro_batch` when `Rows.kv_bytes` is set, its
-whole share otherwise) and works through its share in such waves. A token passes all pp ranks in turn, so that at any
-time one of them works.
+A unit holds as many sequences at once as its KV budget allows. Without a budget that is its whole share. A plain engine
+works through the share in waves of `Rows.micro_batch` padded sequences; one that refills (`generation.refill`) gives a
+place that comes free to the next sequence, so that the batch shrinks only at the end, and its budget counts in tokens.
+A token passes all pp ranks in turn: at any time one of them works.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereus.core import DTYPE_BYTES, Head, ModelSpec, Workload
-from nereus.cost.collectives import all_reduce_s, by_link, send_s
-from nereus.cost.kernels import attention_s, decode_attention_s, gemm_s, launched_s, stream_s
+from nereus.core import ModelSpec, Workload
+from nereus.cost.collectives import by_link, send_s
+from nereus.cost.decoding import Engine, Parts
 from nereus.cost.lengths import GROUPS, decode_profile
-from nereus.cost.operations import DISPATCH_S, FORWARD_KERNELS, HEAD_KERNELS
+from nereus.cost.operations import DISPATCH_S
 from nereus.cost.prices import CallPrices
+from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
 
@@ -27,116 +29,45 @@ Seconds = Mapping[str, Floats]
 
 def generate(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> CallPrices:
     """The generation of a whole step's batch on the unit with the largest share."""
+    live, alike, where = _alike(Engine(spec, rows, site), workload)
+    wave = _Wave(Engine(spec, rows[alike], site), workload)
     share = -(-workload.sequences // rows.dp)
-    live = np.where(rows.kv_bytes > 0, np.minimum(share, rows.micro_batch), share)
-    waves = np.ceil(share / live)
-    pass_ = _Pass(spec, rows, workload, site)
-    prefill, decode = pass_.prefill(live), pass_.decode(live)
-    totals = [_added(prefill[rank], decode[rank]) for rank in range(3)]
-    weights = np.array([site.weigh(total) for total in totals])
-    counts = np.array([np.ones(len(rows)), np.maximum(rows.pp - 2, 0), rows.pp > 1])
-    busiest = np.argmax(np.where(counts > 0, weights, -1.0), axis=0)
-    wait_s = (counts * weights).sum(axis=0) - np.take_along_axis(weights, busiest[None], 0)[0]
-    ideal = {name: waves * np.choose(busiest, [total[name] for total in totals]) for name in totals[0]}
-    ideal["pp"] = ideal["pp"] + waves * wait_s * site.efficiency("pp").value
-    ideal["dispatch"] = np.full(len(rows), DISPATCH_S)
-    return CallPrices(site.weigh(ideal), ideal)
+    prefill, decode, between_s = wave.price(live[alike], share[alike].astype(float))
+    ranks = Ranks.ends(rows, spec.layers)
+    totals = []
+    for rank in ranks:
+        total = {"dispatch": np.full(len(rows), DISPATCH_S)}
+        for name, parts in (("prefill", prefill[where]), ("decode", decode[where])):
+            for key, seconds in _rank_s(name, parts, rank, spec, rows, site).items():
+                total[key] = total.get(key, 0.0) + seconds
+        total["dispatch"] = total["dispatch"] + between_s[where]
+        totals.append(total)
+    return _turns(site, ranks, totals)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """What one wave costs on the first, a middle and the last pp rank."""
+class _Wave:
+    """All passes of one share on one unit, summed."""
 
-    spec: ModelSpec
-    rows: Rows
+    engine: Engine
     workload: Workload
-    site: Site
 
-    @property
-    def element_bytes(self) -> int:
-        return DTYPE_BYTES[self.spec.dtype]
-
-    @property
-    def layers(self) -> tuple[Ints, Ints, Ints]:
-        return self.rows.layers_first, self.rows.layers_middle, self.rows.layers_last
-
-    def prefill(self, live: Floats) -> list[Seconds]:
-        """One forward pass over padded prompts; the head sees their last tokens alone."""
-        prompt, tp = self.workload.prompt.maximum, self.rows.tp
-        tokens = live * prompt
-        attention = attention_s(self.site.rates, live, prompt, self._heads(tp), self.spec.head_dim)
-        layer_s = self._launched(self._matrices_s(tokens) + attention + self._stream_s(tokens), FORWARD_KERNELS)
-        return self._by_rank("prefill", np.ones(1), layer_s[None], live[None], tokens[None])
-
-    def decode(self, live: Floats) -> list[Seconds]:
-        """One step after another, in segments in which the same sequences are alive."""
+    def price(self, live: Floats, share: Floats) -> tuple[Parts, Parts, Floats]:
+        """Prefill, decode steps, and seconds between steps; `live` sequences of `share` at once."""
+        refills = self.engine["generation.refill"] > 0
+        prompt = self.workload.prompt.mean if refills else self.workload.prompt.maximum
         steps, ends, alive = segments(self.workload, live)
-        context = self.workload.prompt.maximum + ends - steps / 2
-        keys = -(-self.spec.kv_heads // self.rows.tp)
-        cache_s = decode_attention_s(
-            self.site.rates, alive, context, keys, self.spec.head_dim, self.element_bytes, self._heads(self.rows.tp)
-        )
-        layer_s = self._launched(self._matrices_s(alive) + cache_s + self._stream_s(alive), FORWARD_KERNELS)
-        return self._by_rank("decode", steps, layer_s, alive, alive)
-
-    def _by_rank(self, name: str, steps: Floats, layer_s: Floats, live: Floats, tokens: Floats) -> list[Seconds]:
-        """Sums over segments. The first pp rank embeds, the last chooses tokens."""
-        rows = self.rows
-        found: list[Seconds] = []
-        hidden_bytes = tokens * self.spec.hidden * self.element_bytes
-        reduce_s = by_link(self.site, rows.tp_spans, lambda link: all_reduce_s(link, rows.tp, hidden_bytes))
-        send = by_link(self.site, rows.pp_spans, lambda link: send_s(link, hidden_bytes))
-        back = np.where(rows.pp > 1, by_link(self.site, rows.pp_spans, lambda link: send_s(link, live * 0.0)), 0.0)
-        embed_s, choose_s = self._launched(tokens * 0.0, HEAD_KERNELS), self._head_s(live)
-        gather_s = self._gather_s(live)
-        for rank, layers in enumerate(self.layers):
-            first, last = rank == 0, (rank == 2) | ((rank == 0) & (rows.pp == 1))
-            neighbours = np.where(rows.pp > 1, 2 - first - (rank == 2), 0)
-            compute = layers * layer_s + first * embed_s + last * choose_s
-            tp = (2 * layers + first) * reduce_s + last * gather_s
-            pp = neighbours * send + (back if name == "decode" else 0.0)
-            found.append({name: _sum(steps, compute), "tp": _sum(steps, tp), "pp": _sum(steps, pp)})
-        return found
-
-    def _launched(self, device_s: Floats, kernels: float) -> Floats:
-        return launched_s(self.site.rates, device_s, kernels)
-
-    def _heads(self, tp: Ints) -> Ints:
-        return np.asarray(-(-self.spec.heads // tp))
-
-    def _matrices_s(self, tokens: Floats) -> Floats:
-        """The matrix products of one layer."""
-        spec, tp, rates, width = self.spec, self.rows.tp, self.site.rates, self.element_bytes
-        query = self._heads(tp) * spec.head_dim
-        keys = -(-spec.kv_heads // tp) * spec.head_dim
-        ffn = -(-spec.ffn_hidden // tp)
-        return np.asarray(
-            gemm_s(rates, tokens, query + 2 * keys, spec.hidden, width)
-            + gemm_s(rates, tokens, spec.hidden, query, width)
-            + gemm_s(rates, tokens, (1 + spec.gated) * ffn, spec.hidden, width)
-            + gemm_s(rates, tokens, spec.hidden, ffn, width)
-        )
-
-    def _stream_s(self, tokens: Floats) -> Floats:
-        """Norms, residuals, rotary and activation of one layer."""
-        spec, tp = self.spec, self.rows.tp
-        elements = 6 * spec.hidden + 2 * self._heads(tp) * spec.head_dim + 3 * -(-spec.ffn_hidden // tp)
-        return stream_s(self.site.rates, tokens * elements * self.element_bytes)
-
-    def _head_s(self, live: Floats) -> Floats:
-        """Logits, and the choice of a token."""
-        spec = self.spec
-        width = -(-spec.vocab // self.rows.tp) if spec.head is Head.LM else np.ones_like(self.rows.tp)
-        logits = gemm_s(self.site.rates, live, width, spec.hidden, self.element_bytes)
-        wide = max(self.element_bytes, DTYPE_BYTES["fp32"])
-        return self._launched(logits + stream_s(self.site.rates, 4.0 * wide * live * width), HEAD_KERNELS)
-
-    def _gather_s(self, live: Floats) -> Floats:
-        """The logits of the other tp ranks reach the one that chooses, which sends the token back."""
-        rows, wide = self.rows, max(self.element_bytes, DTYPE_BYTES["fp32"])
-        gathered = (rows.tp - 1) * live * self.spec.vocab / rows.tp * wide
-        send = by_link(self.site, rows.tp_spans, lambda link: send_s(link, gathered) + link.latency_s)
-        return np.where(rows.tp > 1, send, 0.0)
+        context = prompt + ends - steps / 2
+        if refills:
+            first, cached = (share / live - 1) * self.workload.response.mean, prompt + _occupied(self.workload)
+            steps, alive = np.vstack([first[None], steps]), np.vstack([live[None], alive])
+            context = np.vstack([np.full((1, len(live)), cached), context])
+            passes, waves = share / live, np.ones_like(live)
+        else:
+            passes = waves = np.ceil(share / live)
+        prefill = self.engine.prefill(live, prompt).times(passes[None])
+        decode = self.engine.step(alive, context).times(waves * steps)
+        return prefill, decode, (waves * steps * self.engine.between_s(alive)).sum(axis=0)
 
 
 def segments(workload: Workload, live: Floats) -> tuple[Floats, Floats, Floats]:
@@ -152,10 +83,58 @@ def segments(workload: Workload, live: Floats) -> tuple[Floats, Floats, Floats]:
     return steps[:, index], ends[:, index], alive[:, index]
 
 
-def _sum(steps: Floats, seconds: Floats) -> Floats:
-    return np.asarray((np.reshape(steps, (len(steps), -1)) * seconds).sum(axis=0))
+def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
+    """Sequences at once by row; one row of each set that decodes alike, and to which set each row belongs."""
+    rows, share = engine.rows, -(-workload.sequences // engine.rows.dp)
+    live = np.where(rows.kv_bytes > 0, np.minimum(share, rows.micro_batch), share)
+    if engine["generation.refill"] > 0:
+        held = rows.kv_bytes / (engine.token_bytes * (workload.prompt.mean + _occupied(workload)))
+        live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
+    groups = [rows.tp, rows.cp, rows.ep, rows.node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
+    columns = np.stack([*groups, share, live])
+    _, alike, where = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    return live.astype(float), alike.astype(np.int64), where.ravel().astype(np.int64)
 
 
-def _added(one: Seconds, other: Seconds) -> dict[str, Floats]:
-    zero = np.zeros(1)
-    return {name: one.get(name, zero) + other.get(name, zero) for name in (*one, *(other.keys() - one.keys()))}
+def _occupied(workload: Workload) -> float:
+    """Response tokens that a live sequence holds on average: long ones live longer."""
+    _, ends, alive = segments(workload, np.array([float(GROUPS)]))
+    steps = np.diff(ends, axis=0, prepend=0.0)
+    return float((steps * alive * (ends - steps / 2)).sum() / max((steps * alive).sum(), 1.0))
+
+
+def _rank_s(name: str, parts: Parts, rank: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
+    """What one pp rank does in all passes together."""
+    dense = np.clip(spec.dense_layers - rank.before, 0, rank.layers) if spec.experts else rank.layers
+    routed = rank.layers - dense
+    neighbours = np.where(rows.pp > 1, 2 - rank.first - rank.last, 0)
+    # A message each way for each pass, and the chosen token back to the first pp rank.
+    returns = (rows.pp > 1) * (name == "decode")
+    sent_s = by_link(
+        site,
+        rows.pp_spans,
+        lambda link: (
+            neighbours * (send_s(link, parts.hidden_bytes) + (parts.messages - 1) * link.latency_s)
+            + returns * parts.messages * link.latency_s
+        ),
+    )
+    pairs = 2 * dense + np.where(rows.ep > 1, 1 + (spec.shared_experts > 0), 2) * routed
+    return {
+        name: dense * parts.dense + routed * parts.routed + rank.first * parts.embed + rank.last * parts.head,
+        "tp": (pairs + rank.first) * parts.reduce + rank.last * parts.gather,
+        "ep": np.asarray(routed * parts.exchange, dtype=float),
+        "pp": np.asarray(sent_s, dtype=float),
+    }
+
+
+def _turns(site: Site, ranks: tuple[Ranks, ...], totals: list[dict[str, Floats]]) -> CallPrices:
+    """The busiest pp rank, which waits while the others take their turn; that wait counts as `pp`."""
+    counts = np.array([rank.count for rank in ranks])
+    own = [{key: seconds for key, seconds in total.items() if key != "dispatch"} for total in totals]
+    weights = np.array([site.weigh(total) for total in own])
+    busiest = np.argmax(np.where(counts > 0, weights, -1.0), axis=0)
+    wait_s = (counts * weights).sum(axis=0) - np.choose(busiest, weights)
+    ideal = {key: np.choose(busiest, [total[key] for total in totals]) for key in totals[0]}
+    ideal["pp"] = ideal["pp"] + wait_s * site.efficiency("pp").value
+    kept = {key: seconds for key, seconds in ideal.items() if seconds.any()}
+    return CallPrices(site.weigh(kept), kept)

@@ -8,7 +8,7 @@ inner sum, memory traffic, and a smooth maximum of both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike
 
 from nereus.core import DeviceKind
 from nereus.cost.rows import Floats, Ints
+
+LOW = MappingProxyType({"fp8": 1.0, "fp4": 0.5625})
+"""Precisions that only matrix products of whole layers run in, with the bytes of an element and its part of a scale."""
 
 Numbers = Floats | Ints | float
 """A size: one for all rows or one a row."""
@@ -28,6 +31,8 @@ START = MappingProxyType(
         "gemm.half_mn": 0.0,
         "gemm.stream": 1.0,
         "gemm.power": 2.0,
+        "gemm.low_share": 1.0,
+        "gemm.experts_share": 1.0,
         "attention.start_s": 0.0,
         "attention.share": 1.0,
         "attention.half_tokens": 0.0,
@@ -49,13 +54,21 @@ class Rates:
     bytes_per_s: float
     launch_s: float
     constants: tuple[tuple[str, float], ...] = ()
+    wide_flops_per_s: float = 0.0
+    """Of what stays in bf16 where matrix products run in fp8 or fp4; 0 where all is in one precision."""
+    low_bytes: float = 0.0
+    """Of an element of a matrix product in fp8 or fp4; 0 where all is in one precision."""
 
     @classmethod
     def of(cls, kind: DeviceKind, precision: str) -> Rates:
         """The rates of a kind of device; its slowest precision when it does not name this one."""
-        peak = kind.peak_flops.get(precision) or min(kind.peak_flops.values())
+        peak, wide = kind.peak_flops.get(precision) or min(kind.peak_flops.values()), 0.0
+        if precision in LOW:
+            peak *= kind.constants.get("gemm.low_share", START["gemm.low_share"])
+            wide = kind.peak_flops.get("bf16", 0.0)
         constants = tuple(sorted(kind.constants.items()))
-        return cls(peak * kind.speed, kind.memory_bytes_per_s * kind.speed, kind.launch_s / kind.speed, constants)
+        rates = (peak * kind.speed, kind.memory_bytes_per_s * kind.speed, kind.launch_s / kind.speed)
+        return cls(*rates, constants, wide * kind.speed, LOW.get(precision, 0.0))
 
     @classmethod
     def slowest(cls, kinds: Sequence[DeviceKind], precision: str) -> Rates:
@@ -66,7 +79,14 @@ class Rates:
             min(rates.bytes_per_s for rates in each),
             max(rates.launch_s for rates in each),
             min(each, key=lambda rates: rates.flops_per_s).constants,
+            min(rates.wide_flops_per_s for rates in each),
+            max(rates.low_bytes for rates in each),
         )
+
+    @property
+    def wide(self) -> Rates:
+        """The rates of attention, router and head, which are never in fp8 or fp4."""
+        return replace(self, flops_per_s=self.wide_flops_per_s or self.flops_per_s)
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
@@ -93,7 +113,7 @@ def attention_s(
     """
     keys = tokens * (0.5 if causal else 1.0) + 0.5 * rates["attention.half_tokens"]
     flops = 4.0 * sequences * tokens * keys * heads * head_dim
-    return np.asarray(rates["attention.start_s"] + flops / (rates.flops_per_s * rates["attention.share"]))
+    return np.asarray(rates["attention.start_s"] + flops / (rates.wide.flops_per_s * rates["attention.share"]))
 
 
 def decode_attention_s(
@@ -112,7 +132,7 @@ def decode_attention_s(
     read_bytes = 2.0 * element_bytes * sequences * (context + rates["decode_attention.tokens"]) * kv_heads * head_dim
     flops = 4.0 * sequences * context * heads * head_dim
     traffic_s = read_bytes / (rates.bytes_per_s * rates["decode_attention.share"])
-    compute_s = flops / (rates.flops_per_s * rates["attention.share"])
+    compute_s = flops / (rates.wide.flops_per_s * rates["attention.share"])
     return np.asarray(rates["decode_attention.start_s"] + np.maximum(traffic_s, compute_s))
 
 

@@ -34,8 +34,9 @@ START = MappingProxyType(
 launches on (1 where kernels are queued, 0 where each is waited for). `collective`: kernels that launching one
 collective counts as. `backward`: launches of a backward pass over those of its forward pass. `stream.activation`:
 element-wise traffic over what fused kernels need. `attention.scores`: how often a forward pass writes or reads the
-scores of all pairs of tokens; 0 where attention is done in tiles. `attention.unfused`: kernels, each of which reads and
-writes the scores once more, of a softmax whose sequences times heads are not a multiple of `attention.multiple`.
+scores of all pairs of tokens, later ones included; 0 where attention is done in tiles. `attention.unfused`: kernels,
+each of which reads and writes the scores once more, of a softmax whose sequences times heads are not a multiple of
+`attention.multiple`.
 """
 
 LAYER_KERNELS = 34
@@ -104,13 +105,13 @@ class Block:
 
     def forward(self, routed: bool) -> Pass:
         """A layer once; `routed` layers have experts."""
-        device_s = self._matrices_s(routed) + self.attention_s() + self._stream_s(routed)
+        device_s = self.matrices_s(routed) + self.attention_s() + self.elementwise_s(routed)
         return self._pass(device_s, LAYER_KERNELS + self._unfused(), routed, self.attention_s(), 1.0)
 
     def backward(self, routed: bool) -> Pass:
         """Gradients of inputs and weights; attention recomputes its scores, and again whatever `recompute` says."""
         again, attention_s = self.rows.recompute, self.attention_s()
-        device_s = 2 * (self._matrices_s(routed) + self._stream_s(routed)) + (2.5 + (again == 1)) * attention_s
+        device_s = 2 * (self.matrices_s(routed) + self.elementwise_s(routed)) + (2.5 + (again == 1)) * attention_s
         kernels = constant(self.site.rates, "launch.backward") * (LAYER_KERNELS + self._unfused())
         gradients = self._pass(device_s, kernels, routed, 2.5 * attention_s, 2.0)
         repeated, full = self.forward(routed), again == 2
@@ -128,8 +129,9 @@ class Block:
         if spec.kv_rank:
             width = (spec.head_dim + spec.rope_head_dim + spec.value_head_dim) / 2  # type: ignore[assignment]
         rates, batch = self.site.rates, self.batch
-        products_s = attention_s(rates, batch.sequences, batch.length, heads, width)
-        passes = constant(rates, "attention.scores") * self.element_bytes + 2 * self._unfused() * self.wide_bytes
+        written = constant(rates, "attention.scores")
+        products_s = attention_s(rates, batch.sequences, batch.length, heads, width, causal=not written)
+        passes = written * self.element_bytes + 2 * self._unfused() * self.wide_bytes
         scores_s = stream_s(rates, passes * batch.sequences * heads * batch.length**2)
         return np.asarray((products_s + scores_s) / self.rows.cp)
 
@@ -141,7 +143,7 @@ class Block:
     def head_s(self, backward: bool = False) -> Floats:
         """Logits (or scores) of the head's tokens and their loss; the backward pass takes twice as long."""
         width, tokens = self._head_width(), self.batch.head_tokens / self.rows.cp
-        logits_s = gemm_s(self.site.rates, tokens, width, self.spec.hidden, self.element_bytes)
+        logits_s = gemm_s(self.site.rates.wide, tokens, width, self.spec.hidden, self.element_bytes)
         loss_s = stream_s(self.site.rates, 4.0 * self.wide_bytes * tokens * width)
         factor = constant(self.site.rates, "launch.backward") if backward else 1.0
         return self._launched((1 + backward) * (logits_s + loss_s), 0.0, factor * END_KERNELS)
@@ -172,23 +174,25 @@ class Block:
     def _pass(self, device_s: Floats, kernels: Floats, routed: bool, attention_s: Floats, exchanges: float) -> Pass:
         """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
         pairs = np.where(self.rows.ep > 1, 1 + (self.spec.shared_experts > 0), 2) if routed else 2
-        tp_s, cp_s = pairs * self.hidden_tp_s(), self._ring_s(exchanges, attention_s)
-        ep_s = 2 * self._all_to_all_s() if routed else np.zeros(len(self.rows))
+        tp_s, ring_s = pairs * self.hidden_tp_s(), self._ring_s(exchanges, attention_s)
+        ep_s = 2 * self.experts_exchange_s() if routed else np.zeros(len(self.rows))
         launches = kernels + np.where(self.rows.tp > 1, 2.0 * constant(self.site.rates, "launch.collective"), 0.0)
         compute_s = self._launched(device_s, tp_s + ep_s, launches)
-        return Pass(compute_s, tp_s, cp_s, ep_s)
+        with_ring_s = self._launched(device_s + ring_s, tp_s + ep_s, launches)
+        return Pass(compute_s, tp_s, with_ring_s - compute_s, ep_s)
 
     def _launched(self, device_s: Floats, collective_s: Floats | float, kernels: Floats | float) -> Floats:
         """Device time under the host's floor; what of a collective the host runs ahead of shortens the wait for it."""
         hidden_s = constant(self.site.rates, "launch.ahead") * collective_s
         return launched_s(self.site.rates, device_s + hidden_s, kernels) - hidden_s
 
-    def _matrices_s(self, routed: bool) -> Floats:
+    def matrices_s(self, routed: bool) -> Floats:
+        """The matrix products of one layer."""
         spec, tp = self.spec, self.rows.tp
         projections_s = self._latent_s() if spec.kv_rank else self._grouped_s()
         if not routed:
             return projections_s + self._feed_forward_s(self.tokens, _ceil(spec.ffn_hidden, tp))
-        router_s = self._gemm_s(self.tokens, spec.experts, spec.hidden)
+        router_s = gemm_s(self.site.rates.wide, self.tokens, spec.experts, spec.hidden, self.element_bytes)
         found = projections_s + router_s + self._experts_s()
         if spec.shared_experts:
             found = found + self._feed_forward_s(self.tokens, _ceil(spec.shared_experts * spec.expert_hidden, tp))
@@ -212,21 +216,25 @@ class Block:
         return compress_s + expand_s + values_s + self._gemm_s(self.tokens, spec.hidden, heads * spec.value_head_dim)
 
     def _experts_s(self) -> Floats:
-        """The chosen experts of all tokens, grouped: at least the weights of the local experts are read."""
-        spec, rows = self.spec, self.rows
+        """The chosen experts of all tokens, evenly: a product for each local expert, launched as one group."""
+        spec, rows, rates = self.spec, self.rows, self.site.rates
         width = _ceil(spec.expert_hidden, np.where(rows.ep > 1, 1, rows.tp))
         pairs = self.tokens * spec.experts_per_token / np.where(rows.ep > 1, rows.tp, 1)
-        weights = (2 + spec.gated) * spec.hidden * width * _ceil(spec.experts, rows.ep) * self.element_bytes
-        return np.maximum(self._feed_forward_s(pairs, width), stream_s(self.site.rates, weights))
+        held = _ceil(spec.experts, rows.ep)
+        # How many of the local experts so many choices hit, so that their weights are read.
+        local = held * (1.0 - (1.0 - 1.0 / held) ** pairs)
+        each_s = self._feed_forward_s(pairs / local, width) - 2 * rates["gemm.start_s"]
+        return local * each_s / rates["gemm.experts_share"] + 2 * rates["gemm.start_s"]
 
     def _feed_forward_s(self, tokens: Floats, width: Ints) -> Floats:
         up_s = self._gemm_s(tokens, (1 + self.spec.gated) * width, self.spec.hidden)
         return up_s + self._gemm_s(tokens, self.spec.hidden, width)
 
     def _gemm_s(self, m: Floats, n: Ints | int, k: Ints | int) -> Floats:
-        return gemm_s(self.site.rates, m, np.asarray(n), np.asarray(k), self.element_bytes)
+        element_bytes = self.site.rates.low_bytes or self.element_bytes
+        return gemm_s(self.site.rates, m, np.asarray(n), np.asarray(k), element_bytes)
 
-    def _stream_s(self, routed: bool) -> Floats:
+    def elementwise_s(self, routed: bool) -> Floats:
         """Norms and residual sums, cut by sequence parallelism; rotations and the activation, cut by tp."""
         spec, tp = self.spec, self.rows.tp
         whole = 10 * spec.hidden / np.where(self.rows.sequence_parallel, tp, 1)
@@ -253,11 +261,14 @@ class Block:
         turn_s = by_link(self.site, self.rows.cp_spans, lambda link: send_s(link, size))
         return np.where(cp > 1, np.maximum((cp - 1) * turn_s - attention_s * (cp - 1) / cp, 0.0), 0.0)
 
-    def _all_to_all_s(self) -> Floats:
-        """Chosen tokens travel to their experts, or back."""
-        rows, size = self.rows, self.hidden_bytes * self.spec.experts_per_token
-        size = size / np.where(rows.ep > 1, rows.tp, 1)
-        return by_link(self.site, rows.ep_spans, lambda link: all_to_all_s(link, rows.ep, size))
+    def experts_exchange_s(self) -> Floats:
+        """Chosen tokens travel to their experts, or back: between nodes once to each node, inside to each expert."""
+        rows, chosen = self.rows, float(self.spec.experts_per_token)
+        size = self.hidden_bytes / np.where(rows.ep > 1, rows.tp, 1)
+        nodes = np.maximum(-(-rows.ep // rows.node), 2)
+        left = nodes * (1 - (1 - 1 / nodes) ** chosen) * (1 - 1 / nodes) * rows.ep / np.maximum(rows.ep - 1, 1)
+        copies = np.where(rows.ep_spans, np.minimum(left, chosen), chosen)
+        return by_link(self.site, rows.ep_spans, lambda link: all_to_all_s(link, rows.ep, size * copies))
 
     def _all_reduce_s(self, size_bytes: Floats) -> Floats:
         tp, local = self.rows.tp, self._tp_local()
