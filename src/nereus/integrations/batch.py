@@ -85,6 +85,7 @@ def workload(found: Imported, this: Step, prompt: Lengths, response: Lengths) ->
         mini_batch=this.mini_batch,
         max_response_tokens=int(response.maximum),
         epochs=found.batch.epochs,
+        packed=found.batch.unpadded,
     )
 
 

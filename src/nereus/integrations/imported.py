@@ -104,6 +104,8 @@ class Batch:
     """What a streaming job waits for before an update, where `prompts` is 0."""
     packed: bool | None = None
     """Micro-batches are packed by tokens instead of counted in sequences."""
+    unpadded: bool = False
+    """Sequences of a micro-batch lie end to end instead of being padded to the longest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,4 +111,5 @@ def _batch(keys: Keys, backend: str) -> Batch:
         max_response_tokens=keys.integer("gconfig.max_new_tokens"),
         max_sequence_tokens=keys.integer(CONTEXT.get(backend, CONTEXT["sglang"]), "gconfig.max_tokens"),
         packed=True,
+        unpadded=True,
     )

@@ -146,6 +146,7 @@ def _batch(keys: Keys, section: str) -> Batch:
         ),
         max_sequence_tokens=total,
         packed=bool(dynamic or packing),
+        unpadded=bool(packing),
     )
 
 

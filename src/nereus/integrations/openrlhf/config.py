@@ -41,6 +41,7 @@ BATCH: Table = {
     "max_prompt_tokens": degree("--data.prompt_max_len", "--prompt_max_len"),
     "max_response_tokens": degree("--rollout.max_new_tokens", "--generate_max_len"),
     "max_sequence_tokens": degree("--data.max_len", "--max_len", default=2048),
+    "unpadded": switch("--ds.packing_samples", "--packing_samples", default=False),
     "packed": switch("--train.dynamic_batch_enable", "--use_dynamic_batch", default=False),
 }
 

@@ -126,7 +126,13 @@ def _batch(keys: Keys) -> Batch:
     )
     # The agentic pipeline counts trajectories in a batch, the others prompts.
     trajectories = keys.starts("train_env_manager.") and not keys.has("num_return_sequences_in_group")
-    more: dict[str, Any] = {"max_sequence_tokens": sequence, "packed": packed, "prompts_are_samples": trajectories}
+    unpadded = bool(keys.flag("use_sequence_packing", *_role("actor_train", "use_sequence_packing")))
+    more: dict[str, Any] = {
+        "unpadded": unpadded,
+        "max_sequence_tokens": sequence,
+        "packed": packed,
+        "prompts_are_samples": trajectories,
+    }
     return Batch(prompts, mini_batch_unit=MiniBatch.ACCUMULATION, **fill(keys, table, "batch"), **more)
 
 

@@ -109,5 +109,6 @@ def _batch(keys: Keys) -> tuple[Batch, tuple[str, ...]]:
         max_response_tokens=keys.integer("--rollout-max-response-len"),
         max_sequence_tokens=keys.integer("--rollout-max-context-len"),
         packed=keys.has("--use-dynamic-batch-size"),
+        unpadded=True,
     )
     return batch, notes

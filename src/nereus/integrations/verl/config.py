@@ -71,6 +71,7 @@ BATCH: Table = {
     "max_prompt_tokens": degree("data.max_prompt_length", default=512),
     "max_response_tokens": degree("data.max_response_length", default=512),
     "packed": switch(f"{ACTOR}.use_dynamic_bsz", default=False),
+    "unpadded": switch(f"{MODEL}.use_remove_padding", default=True),
 }
 
 

@@ -83,6 +83,7 @@ def _batch(asked: Exported) -> dict[str, object]:
         f"{ROLLOUT}.n": work.samples_per_prompt,
         f"{ACTOR}.ppo_mini_batch_size": prompts,
         f"{ACTOR}.ppo_epochs": work.epochs,
+        f"{MODEL}.use_remove_padding": work.packed,
         "data.max_prompt_length": int(work.prompt.maximum),
         "data.max_response_length": work.max_response_tokens,
     }
