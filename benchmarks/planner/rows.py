@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.planner._result import Result, at_least, at_most
 from nereus.clusters.named import machine
@@ -41,6 +41,7 @@ MACHINES = {"DGX-H100": "h100", "DGX-H200": "h200", "DGX-B200": "b200", "DGX-GB2
 PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8"}
 NOTES = (" (w/o MTP)", " (dropless)", " (tokendrop)")
 """What a table adds to a model's name; the shapes stay those of the model."""
+Floats = NDArray[np.float64]
 APART = 0.15
 """Pairs whose step times are closer than this have no right order."""
 ACTOR = ModelStage("actor", Stage.TRAINING)
@@ -142,11 +143,12 @@ def _degree(text: str, default: int = 1) -> int:
 
 def predict(row: Row) -> float:
     """Seconds of the step in the model."""
-    seconds = _model_of(row).price(ACTOR, _columns(row), row.machine, row.precision).call_s["update"]
-    return float(seconds[0])
+    model = model_of(row)
+    return float(model.price(ACTOR, columns(row), tuple(model.cluster.kinds), row.precision).call_s["update"][0])
 
 
-def _model_of(row: Row) -> StepModel:
+def model_of(row: Row) -> StepModel:
+    """A step that is one update of the row's model."""
     spec = named(row.model)
     workflow = Workflow((Call("update", ACTOR, Work.UPDATE, reads=("tokens",)),), {"actor": spec})
     lengths = Lengths.constant(0), Lengths.constant(row.length)
@@ -154,13 +156,14 @@ def _model_of(row: Row) -> StepModel:
     return StepModel(workflow, workload, machine(row.machine))
 
 
-def _columns(row: Row) -> Rows:
+def columns(row: Row) -> Rows:
+    """The row as a candidate packed into nodes."""
     spec: ModelSpec = named(row.model)
     node = len(machine(row.machine).ids)
     return Rows.of([row.candidate], spec.layers, node)
 
 
-def ordered(measured: Sequence[float], predicted: Sequence[float], groups: Sequence[object]) -> tuple[int, int]:
+def ordered(measured: Floats, predicted: Floats, groups: Sequence[object]) -> tuple[int, int]:
     """Of the pairs of one group whose measured values lie apart: how many are predicted in the right order, and all."""
     right = pairs = 0
     for i, j in combinations(range(len(measured)), 2):
@@ -237,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
