@@ -10,10 +10,14 @@ import numpy as np
 from nereus.core import Calibration, DeviceKind, Efficiency, Link
 from nereus.cost import operations
 from nereus.cost.kernels import Rates
-from nereus.cost.rows import Bools, Floats
+from nereus.cost.rows import Floats
 
 KNOWN_VARIANCE = 0.01
 """Of the logarithm of a class's efficiency on a device kind whose constants were fitted to measurements."""
+FITTED = "gemm.share"
+"""The constant without which those of a device kind do not count as fitted."""
+UNCERTAINTY = "uncertainty"
+"""Constant of kinds whose other constants are those of a relative: deviation of the logarithm of an efficiency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +37,16 @@ class Site:
 
     def efficiency(self, name: str) -> Efficiency:
         """What is known about a class; before the first observation 1 with fitted constants, else conservative."""
-        if self.rates.constants and name not in self.calibration.efficiency:
-            return Efficiency(1.0, 0, KNOWN_VARIANCE)
+        if name not in self.calibration.efficiency and self._fitted:
+            deviation = max((kind.constants.get(UNCERTAINTY, 0.0) for kind in self.kinds), default=0.0)
+            return Efficiency(1.0, 0, deviation**2 or KNOWN_VARIANCE)
         return operations.efficiency(self.calibration, name)
+
+    @property
+    def _fitted(self) -> bool:
+        """Whether constants say how far from its peaks the device's kernels stay."""
+        return any(constant == FITTED for constant, _ in self.rates.constants)
 
     def weigh(self, ideal: Mapping[str, Floats]) -> Floats:
         """Predicted seconds of ideal ones by class."""
         return np.asarray(sum(seconds / self.efficiency(name).value for name, seconds in ideal.items()))
-
-    def link(self, spans: Bools) -> tuple[Floats, Floats]:
-        """Bytes per second and latency of groups that leave their node or stay inside, as columns."""
-        rate = np.where(spans, self.inter.bytes_per_s, self.intra.bytes_per_s)
-        return rate, np.where(spans, self.inter.latency_s, self.intra.latency_s)
