@@ -39,7 +39,8 @@ def question(framework: str, path: Path, flags: Flags, variables: Sequence[str] 
         )
         if name is not None
     }
-    sizes = job.specs(found, names)
+    found = replace(found, models={**found.models, **names})
+    sizes = job.specs(found)
     taken: list[str] = []
     prompt, response = _lengths(found, flags, sizes["actor"].max_positions, taken)
     built = job.build(found, job.pool(found, flags.cluster, flags.nodes), sizes, prompt, response)
@@ -47,7 +48,7 @@ def question(framework: str, path: Path, flags: Flags, variables: Sequence[str] 
     return Question(
         name=f"{path.name} ({framework}) on {len(built.cluster.devices):,} devices",
         problem=problem,
-        models={**found.models, **names},
+        models=found.models,
         widest=_widest(built.capabilities),
         assumptions=(*built.assumptions, *taken),
         notes=built.notes,
