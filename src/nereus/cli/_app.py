@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
-err = Console(soft_wrap=True, stderr=True)
+err = Console(soft_wrap=True, stderr=True, width=None if sys.stderr.isatty() else WIDTH)
 
 JobFile = Annotated[Path, typer.Argument(help="The YAML file of the job.", metavar="JOB")]
 Overrides = Annotated[

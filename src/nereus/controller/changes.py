@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nereus.core import Assignment, Plan
 from nereus.core.plan import listed
+from nereus.core.sizes import show_bytes
 
 
 def changes(before: Plan, after: Plan) -> str:
@@ -29,7 +30,19 @@ def _difference(old: Assignment, new: Assignment) -> str:
         parts.append(f"mb{was.micro_batch} → mb{now.micro_batch}")
     if was.recompute != now.recompute:
         parts.append(f"recompute {was.recompute} → {now.recompute}")
+    for name in ("zero", "cp", "ep", "vpp"):
+        if getattr(was, name) != getattr(now, name):
+            parts.append(f"{name}{getattr(was, name)} → {name}{getattr(now, name)}")
+    for name, words in (("offload", "offload"), ("sequence_parallel", "sequence parallel")):
+        if getattr(was, name) != getattr(now, name):
+            parts.append(words if getattr(now, name) else f"no {words}")
+    if was.kv_bytes != now.kv_bytes and was.micro_batch == now.micro_batch:
+        parts.append(f"KV budget {_budget(was.kv_bytes)} → {_budget(now.kv_bytes)}")
     return ", ".join(parts) or "other settings"
+
+
+def _budget(kv_bytes: int) -> str:
+    return show_bytes(kv_bytes) if kv_bytes else "as much as is needed"
 
 
 def _listed(assignment: Assignment) -> str:

@@ -26,6 +26,8 @@ from nereus.planning.problem import Problem
 from nereus.planning.search import search
 
 MOST_DEVICES = 16_384
+MOST_TIMES = 64
+"""A pool that would have to grow by more is no advice."""
 WORTH = 0.005
 """A change that shortens the step by a smaller share is not worth a line."""
 CAPS = 16
@@ -77,9 +79,8 @@ def remedies(problem: Problem, widest: Capabilities) -> tuple[Advice, ...]:
     return tuple(found)
 
 
-def gains(problem: Problem, best: Scored, widest: Capabilities) -> tuple[Advice, ...]:
-    """What relieving each limit of a feasible job would give, the largest gain first."""
-    now_s = best.estimate.step_s
+def gains(problem: Problem, now_s: float, widest: Capabilities) -> tuple[Advice, ...]:
+    """What relieving each limit of a job whose step takes `now_s` would give, the largest gain first."""
     doubled = [_Change("devices", _pool_words(problem, 2), replace(problem, cluster=grown(problem.cluster, 2)))]
     changes = (*_options(problem, widest), *_unpinned(problem, widest), *_links(problem), *_capped_at_p95(problem))
     memory = _Change("memory", f"twice the memory of a device ({_memory_words(problem, 2)})", _memory(problem, 2))
@@ -187,10 +188,10 @@ def _shorter(problem: Problem) -> Iterator[Advice]:
 def _larger_pool(problem: Problem) -> Iterator[Advice]:
     """The smallest pool that fits, in devices or nodes like those there are."""
     have, unit = len(problem.cluster.devices), _unit(problem.cluster)
-    whole = grown(problem.cluster, 2)
-    while len(whole.devices) <= MOST_DEVICES and _best(replace(problem, cluster=whole)) is None:
+    whole, most = grown(problem.cluster, 2), min(MOST_DEVICES, MOST_TIMES * have)
+    while len(whole.devices) <= most and _best(replace(problem, cluster=whole)) is None:
         whole = grown(whole, 2)
-    if len(whole.devices) > MOST_DEVICES:
+    if len(whole.devices) > most:
         return
     lower, upper = len(whole.devices) // 2 // unit, len(whole.devices) // unit
     while upper - lower > 1:

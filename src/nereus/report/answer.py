@@ -51,6 +51,16 @@ class Comparison:
         return self.view.step_s / self.other.step_s - 1
 
     @property
+    def better(self) -> PlanView | None:
+        """The own plan where it fits and no faster one was found: it may lie outside what the search chooses from."""
+        own_is = self.fits and self.view is not None and (self.slower is None or self.slower <= 0)
+        return self.view if own_is else self.other
+
+    def shows(self, best: PlanView) -> bool:
+        """Whether the best plan is the one that a verdict already shows in full."""
+        return self.own == IMPORTED and best is self.view
+
+    @property
     def calls(self) -> tuple[tuple[str, float, float], ...]:
         """(call, own seconds, other seconds), the largest difference first."""
         if self.view is None or self.other is None:
@@ -67,7 +77,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`best` is None when nothing fits; then `shortage` says why and `advice` what would help."""
+    """`best` is None when nothing fits; then `shortage` says why and `advice` what would help.
+
+    `result` is None when the search found nothing; an imported configuration may still fit, and is then the best.
+    """
 
     problem: Problem
     best: PlanView | None
@@ -98,14 +111,14 @@ def answer(
     except InfeasibleError as error:
         result, shortage = None, str(error)
     best = PlanView.of(problem, model, result.best[0]) if result else None
-    comparison = _pinned(problem, model, best, shortage, widest.pins)
-    if own is not None:
-        comparison = _imported(problem, model, own, best)
-    elif unplaced:
-        comparison = Comparison(IMPORTED, False, unplaced, None, best)
+    if own is None and not unplaced:
+        comparison = _pinned(problem, model, best, shortage, widest.pins)
+    else:
+        comparison = _imported(problem, model, own, unplaced, best)
+        best = comparison.better
     found: tuple[Advice, ...] = ()
     if advise:
-        found = advice.gains(problem, result.best[0], widest) if result else advice.remedies(problem, widest)
+        found = advice.gains(problem, best.step_s, widest) if best else advice.remedies(problem, widest)
     return Answer(problem, best, result, shortage, _runners_up(result), comparison, found)
 
 
@@ -136,8 +149,10 @@ def _pinned(problem: Problem, model: StepModel, best: PlanView | None, shortage:
     return Comparison(PINNED, best is not None, shortage, best, other)
 
 
-def _imported(problem: Problem, model: StepModel, own: Plan, best: PlanView | None) -> Comparison:
-    """A plan that was brought along beside the best one."""
+def _imported(problem: Problem, model: StepModel, own: Plan | None, unplaced: str, best: PlanView | None) -> Comparison:
+    """A plan that was brought along, or why there is none, beside the best one."""
+    if own is None:
+        return Comparison(IMPORTED, False, unplaced, None, best)
     reason = misfit(problem, model, own)
     try:
         view = PlanView.of(problem, model, Scored(own, model.estimate(own)))

@@ -122,8 +122,8 @@ def read(path: Path) -> Saved:
             codec.decode(Workload, data["workload"]),
             _read_cluster(data["cluster"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingsError(f"{path}: not an answer of `nereus plan --json`: {error!r}") from None
+    except (SettingsError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingsError(f"{path}: not an answer of `nereus plan --json`: {error}") from None
 
 
 def _read_cluster(data: Any) -> Cluster:

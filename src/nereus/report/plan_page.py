@@ -33,8 +33,9 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
         parts.append(f'<p class="bad">{escape(shown.shortage)}</p>')
     if shown.comparison is not None:
         parts += _comparison(shown.comparison)
-    if shown.best is not None and shown.result is not None:
+    if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "The best plan")
+    if shown.result is not None:
         parts.append(f"<p>None of {shown.result.considered:,} plans is below {shown.result.bound_s:.3g} s a step.</p>")
     if shown.runners_up:
         rows = ((f"{r.step_s:.3g}", f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
@@ -139,7 +140,7 @@ def _comparison(found: Comparison) -> list[str]:
         parts.append(_table(("call", "own s", "best s", "difference s"), rows))
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, f"The {found.own} as a plan")
-    elif found.other is not None:
+    elif found.other is not None and found.better is found.other:
         parts += plan(found.other, "The best plan without pins")
     return parts
 

@@ -28,8 +28,9 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
     parts += [f"note: {escape(line)}" for line in notes]
     if shown.comparison is not None:
         parts += _comparison(shown.comparison)
-    if shown.best is not None and shown.result is not None:
+    if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "plan")
+    if shown.result is not None:
         parts.append(
             f"{shown.result.considered:,} plans compared, none of them below {shown.result.bound_s:.3g} s a step"
         )
@@ -102,20 +103,21 @@ def _comparison(found: Comparison) -> list[RenderableType]:
     """The verdict on the plan that the asker has."""
     parts: list[RenderableType] = []
     verdict = f"{found.own}: {'fits' if found.fits else 'does not fit'}"
-    if found.slower is not None and found.view is not None and found.other is not None:
-        ahead = "slower" if found.slower >= 0 else "faster"
-        verdict += (
-            f"; {found.view.step_s:.3g} s a step, {abs(found.slower):.1%} {ahead} than the best plan "
-            f"({found.other.step_s:.3g} s)"
-        )
+    if found.view is not None:
+        verdict += f"; {found.view.step_s:.3g} s a step"
+    if found.better is found.view and found.fits:
+        verdict += ", no faster plan was found"
+    elif found.slower is not None and found.other is not None:
+        more = "more" if found.slower >= 0 else "less"
+        verdict += f", {abs(found.slower):.1%} {more} than the best plan ({found.other.step_s:.3g} s)"
     parts.append(escape(verdict))
     if found.reason:
         parts.append(escape(found.reason))
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, found.own)
-    elif found.other is not None:
+    elif found.other is not None and found.better is found.other:
         parts += plan(found.other, "best plan without pins")
-    if found.calls:
+    if found.calls and found.better is found.other:
         table = _table("where they differ", "call", f"{found.own} s", "best plan s", "difference s")
         for call, own, other in found.calls:
             table.add_row(call, f"{own:.3g}", f"{other:.3g}", f"{other - own:+.3g}")

@@ -47,13 +47,11 @@ class Question:
 
     def pinned(self, texts: Sequence[str]) -> Question:
         """The question with degrees fixed, each as `actor/training=tp4,pp2,dp8`. Raises SettingsError."""
-        pins: dict[ModelStage, Pin] = dict(self.problem.capabilities.pins)
-        for text in texts:
-            model_stage, pin = parse_pin(text, self.problem.workflow)
-            check_pin_devices(f"--pin {model_stage}", pin, self.problem.cluster)
-            pins[model_stage] = pin
-        asked = self.able(pins=pins)
+        given: dict[ModelStage, Pin] = dict(parse_pin(text, self.problem.workflow) for text in texts)
+        asked = self.able(pins={**self.problem.capabilities.pins, **given})
         check_pins(asked.problem)
+        for model_stage, pin in given.items():
+            check_pin_devices(f"--pin {model_stage}", pin, self.problem.cluster)
         return asked
 
     def on(self, devices: int | None) -> Question:
