@@ -163,7 +163,7 @@ def start() -> Site:
     cluster = machine("a100-80x8")
     (kind,) = cluster.kinds.values()
     rates = Rates.of(kind, "fp16")
-    rates = replace(rates, constants=tuple(sorted((dict(rates.constants) | GIVEN).items())))
+    rates = replace(rates, constants=tuple(sorted(({**rates.named, **GIVEN}).items())))
     return Site(rates, cluster.links["intra"], cluster.links["inter"], Calibration())
 
 

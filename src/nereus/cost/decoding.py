@@ -69,7 +69,7 @@ class Engine:
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
-        return dict(self.site.rates.constants).get(name, START[name])
+        return self.site.rates.named.get(name, START[name])
 
     @property
     def element_bytes(self) -> int:

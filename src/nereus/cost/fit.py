@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from nereus.core import DeviceKind, Efficiency, Link, ModelSpec, Workload
+from nereus.cost.kernels import Rates
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
 from nereus.cost.training import Pipeline
@@ -23,6 +24,8 @@ INDEPENDENT = 64
 """Errors of runs of one kind go together: however many were measured, they weigh as so many independent ones."""
 TOUCHED = 0.01
 """A measurement counts for a constant when a change of the constant moves it by this share of the change."""
+RATES = ("flops_per_s", "bytes_per_s", "launch_s")
+"""Constants of a device that are fields of its rates."""
 _REACH = 4.0
 """No constant moves further from its start than so many of its standard deviations."""
 
@@ -189,12 +192,20 @@ def _with(site: Site, constants: Sequence[Constant], values: Floats) -> Site:
     calibration = site.calibration
     for name, value in named["class"].items():
         calibration = calibration.with_efficiency(name, Efficiency(value, 1, 0.0))
-    rates, device = site.rates, named["device"]
-    own = {name: value for name, value in device.items() if name in _names(rates)}
-    rest = {name: value for name, value in device.items() if name not in own}
-    rates = replace(rates, **own, constants=tuple(sorted((dict(rates.constants) | rest).items())))
+    rates = _rates(site.rates, named["device"])
     intra, inter = _link(site.intra, named["intra"]), _link(site.inter, named["inter"])
     return replace(site, rates=rates, intra=intra, inter=inter, calibration=calibration)
+
+
+def _rates(rates: Rates, values: Mapping[str, float]) -> Rates:
+    rest = {name: value for name, value in values.items() if name not in RATES}
+    return replace(
+        rates,
+        flops_per_s=values.get("flops_per_s", rates.flops_per_s),
+        bytes_per_s=values.get("bytes_per_s", rates.bytes_per_s),
+        launch_s=values.get("launch_s", rates.launch_s),
+        constants=tuple(sorted(({**rates.named, **rest}).items())),
+    )
 
 
 def _link(link: Link, values: Mapping[str, float]) -> Link:

@@ -7,8 +7,8 @@ inner sum, memory traffic, and a smooth maximum of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -59,6 +59,12 @@ class Rates:
     low_bytes: float = 0.0
     """Of an element of a matrix product in fp8 or fp4; 0 where all is in one precision."""
 
+    named: Mapping[str, float] = field(init=False, repr=False, compare=False)
+    """The constants again, for looking one up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "named", dict(self.constants))
+
     @classmethod
     def of(cls, kind: DeviceKind, precision: str) -> Rates:
         """The rates of a kind of device; its slowest precision when it does not name this one."""
@@ -90,7 +96,7 @@ class Rates:
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
-        return dict(self.constants).get(name, START[name])
+        return self.named[name] if name in self.named else START[name]
 
 
 def gemm_s(rates: Rates, m: Numbers, n: Numbers, k: Numbers, element_bytes: float = 2.0) -> Floats:

@@ -47,7 +47,7 @@ END_KERNELS = 16
 
 def constant(rates: Rates, name: str) -> float:
     """A constant of the device kind, else its start value."""
-    return dict(rates.constants).get(name, START[name])
+    return rates.named.get(name, START[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class Block:
         pairs = self.tokens * spec.experts_per_token / np.where(rows.ep > 1, rows.tp, 1)
         held = _ceil(spec.experts, rows.ep)
         # How many of the local experts so many choices hit, so that their weights are read.
-        local = held * (1.0 - (1.0 - 1.0 / held) ** pairs)
+        local = np.maximum(held * (1.0 - (1.0 - 1.0 / held) ** pairs), 1e-9)  # none: a rank that a row does not have
         each_s = self._feed_forward_s(pairs / local, width) - 2 * rates["gemm.start_s"]
         return local * each_s / rates["gemm.experts_share"] + 2 * rates["gemm.start_s"]
 

@@ -113,4 +113,4 @@ class Replicas:
         return np.hypot(traffic_s, self._constant("optimizer.kernels") * layers * self.site.rates.launch_s)
 
     def _constant(self, name: str) -> float:
-        return dict(self.site.rates.constants).get(name, START[name])
+        return self.site.rates.named.get(name, START[name])

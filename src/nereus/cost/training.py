@@ -147,7 +147,7 @@ class Pipeline:
         return np.asarray((1 + self.train) * rows.vpp * neighbours * each_s)
 
     def _constant(self, name: str) -> float:
-        return dict(self.site.rates.constants).get(name, START[name])
+        return self.site.rates.named.get(name, START[name])
 
 
 def _stacked(ends: tuple[Ranks, ...]) -> Ranks:
