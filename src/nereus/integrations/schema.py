@@ -31,7 +31,7 @@ def keys(framework: str) -> Collection[str] | None:
         case "openrlhf":
             return _flags(_inside("openrlhf", "cli", "train_ppo_ray.py"))
         case "megatron":
-            return _flags(_inside("megatron", "training", "arguments.py"))
+            return _megatron(_inside("megatron", "training", "arguments.py"))
     return None
 
 
@@ -50,6 +50,17 @@ def _inside(package: str, *parts: str) -> Path | None:
 def _flags(path: Path | None) -> Collection[str] | None:
     """Every literal flag in a source file's argument parser."""
     return set(re.findall(r"[\"'](--[\w.-]+)[\"']", path.read_text("utf-8"))) if path else None
+
+
+def _megatron(path: Path | None) -> Collection[str] | None:
+    """Literal flags, and those that Megatron makes of the fields of its configuration classes."""
+    found = _flags(path)
+    if path is None or found is None:
+        return None
+    core = path.parents[1] / "core"
+    files = [*path.parent.glob("config/*.py"), *core.glob("*config*.py"), *core.glob("*/*config*.py")]
+    fields = {field for file in files for field in re.findall(r"^    (\w+) *: ", file.read_text("utf-8"), re.MULTILINE)}
+    return {*found, *(f"--{field.replace('_', '-')}" for field in fields)}
 
 
 def _flat(data: Any, prefix: str = "") -> list[str]:
