@@ -64,15 +64,15 @@ class Run:
     def stored(self, rank: int = -1) -> float:
         """Predicted bytes between steps on a pp rank: state, gradients (kept by Megatron), workspaces."""
         rows, ranks = self._ends
-        gradients = self.memory.transient(rows, ranks[rank], Work.UPDATE)["gradients"]
-        state = sum(self.memory.stored(rows, ranks[rank]).values())
-        return float(state[0] + gradients[0]) + self.memory.kind.constants["workspace.bytes"]
+        load = self.memory.at(rows, ranks[rank])
+        kept = (*load.stored.values(), load.transient(Work.UPDATE)["gradients"])
+        return sum(float(size[0]) for size in kept) + self.memory.kind.constants["workspace.bytes"]
 
     def peak(self, rank: int = -1) -> float:
         """Predicted bytes at the peak of an update on a pp rank, as an allocator counts them."""
         rows, ranks = self._ends
         terms = self.memory.transient(rows, ranks[rank], Work.UPDATE)
-        return self.stored(rank) + float(sum(size for name, size in terms.items() if name != "gradients")[0])
+        return self.stored(rank) + sum(float(size[0]) for name, size in terms.items() if name != "gradients")
 
 
 def ci_runs(data: Path) -> Iterator[Run]:
@@ -204,10 +204,9 @@ def korthikanti(data: Path) -> list[tuple[str, float, float]]:
         # Without recomputation they keep the scores of attention, which flash attention does not have.
         if row["metric"] != "activation_memory_gib" or row["recompute"] == "none":
             continue
-        hidden, heads, tp = (_number(row, key, 1) for key in ("hidden", "heads", "tp"))
-        sizes = {"layers": _number(row, "layers", 0), "hidden": hidden, "heads": heads, "kv_heads": heads}
+        layers, hidden, heads, tp = (_number(row, key, 1) for key in ("layers", "hidden", "heads", "tp"))
         spec = ModelSpec(
-            "gpt2", **sizes, head_dim=hidden // heads, ffn_hidden=_number(row, "ffn", 4 * hidden), vocab=51_200,
+            "gpt2", layers, hidden, heads, heads, head_dim=hidden // heads, ffn_hidden=_number(row, "ffn", 4 * hidden), vocab=51_200,
             dtype="bf16", gated=False, biases=True, layer_norm=True, learned_positions=True, tied_embeddings=True,
         )  # fmt: skip
         candidate = Candidate(

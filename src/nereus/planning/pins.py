@@ -59,6 +59,13 @@ def _check_shares(problem: Problem, model_stage: ModelStage, pin: Pin) -> None:
         raise SettingsError(
             f"plan: {model_stage} has dp pinned to {pin.dp}, but {part} has {whole} sequences: valid DP 1 to {whole}"
         )
+    if pin.dp is not None and whole % pin.dp and not problem.capabilities.uneven_shares:
+        divisors = [dp for dp in range(1, whole + 1) if whole % dp == 0]
+        nearest = (max(dp for dp in divisors if dp < pin.dp), min(dp for dp in divisors if dp > pin.dp))
+        raise SettingsError(
+            f"plan: {model_stage} has dp pinned to {pin.dp}, but shares must be equal and {part} has {whole} sequences"
+            f": the nearest valid DP are {nearest[0]} and {nearest[1]}"
+        )
     largest = share(work, problem.workload, pin.dp or 1)
     if pin.micro_batch is not None and pin.micro_batch > largest:
         raise SettingsError(
