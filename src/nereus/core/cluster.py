@@ -70,6 +70,9 @@ class Cluster:
 
     def device(self, device_id: int) -> Device:
         """The device with this id."""
+        at_its_place = 0 <= device_id < len(self.devices) and self.devices[device_id].id == device_id
+        if at_its_place:  # as in every whole pool
+            return self.devices[device_id]
         return next(device for device in self.devices if device.id == device_id)
 
     def kind(self, device_id: int) -> DeviceKind:
