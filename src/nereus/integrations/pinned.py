@@ -58,6 +58,8 @@ class _Placer:
         shared = (part.cp or 1) * (part.sp or 1)
         size = layout.size * shared
         dp = len(ids) // size
+        if not ids:
+            raise _ImpossibleError(f"{model_stage}: the file gives it no devices")
         if dp < 1:
             raise _ImpossibleError(
                 f"{model_stage}: a unit of {layout} cp{shared} needs {size} devices, it has {len(ids)}"

@@ -69,11 +69,7 @@ KV_SHARE = (
 
 def imported(keys: Keys) -> Imported:
     """What a NeMo RL configuration says."""
-    nodes = keys.integer("cluster.num_nodes", default=1, of="nodes") or 0
-    per_node = keys.integer("cluster.gpus_per_node", default=1, of="devices_per_node") or 0
-    if nodes < 1 or per_node < 1 or not keys.has("cluster.num_nodes", "cluster.gpus_per_node"):
-        message = f"{keys.launch.name}: cluster.num_nodes={nodes}, cluster.gpus_per_node={per_node}: no devices"
-        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    nodes, per_node = _cluster(keys)
     devices = nodes * per_node
     section = "ppo" if keys.starts("ppo.") else "grpo"
     batch = _batch(keys, section)
@@ -111,6 +107,16 @@ def imported(keys: Keys) -> Imported:
         idle_offload=generating is None,
         notes=("mini_batch is train_global_batch_size, in samples; the reference has the layout of the policy",),
     )
+
+
+def _cluster(keys: Keys) -> tuple[int, int]:
+    """Nodes, and devices of each."""
+    nodes = keys.integer("cluster.num_nodes", default=1, of="nodes") or 0
+    per_node = keys.integer("cluster.gpus_per_node", default=1, of="devices_per_node") or 0
+    if nodes < 1 or per_node < 1 or not keys.has("cluster.num_nodes", "cluster.gpus_per_node"):
+        message = f"{keys.launch.name}: cluster.num_nodes={nodes}, cluster.gpus_per_node={per_node}: no devices"
+        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    return nodes, per_node
 
 
 def _generation_pool(keys: Keys, per_node: int) -> tuple[int | None, int | None]:

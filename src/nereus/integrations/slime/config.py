@@ -57,11 +57,10 @@ def imported(keys: Keys) -> Imported:
         keys, TRAINING, "actor", backend="megatron", devices=training, zero=1,
         sequence_parallel=keys.has("--sequence-parallel"), dtype="bfloat16",
     )  # fmt: skip
-    model = keys.text("--hf-checkpoint")
     return Imported(
         framework="slime",
         algorithm=algorithm,
-        models={"actor": model} if model else {},
+        models={"actor": model} if (model := keys.text("--hf-checkpoint")) else {},
         roles=("actor", *(("reference",) if reference else ()), *(("critic",) if algorithm == "ppo" else ())),
         nodes=nodes,
         devices_per_node=per_node,
