@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from nereus.core import SettingsError
 
 EXTRA_MODULES = ("torch", "safetensors", "tokenizers", "transformers", "psutil")
+NUMBERS = re.compile(r"\[\s+(?:-?[\d.]+,\s+)*-?[\d.]+\s+\]")
 WIDTH = 120
 """Columns where the output is not a terminal."""
 
@@ -52,5 +54,6 @@ def as_yaml(data: Any) -> str:
 
 
 def echo_json(data: Any) -> None:
-    """Print one JSON value on stdout."""
-    typer.echo(json.dumps(data, indent=2, default=str))
+    """Print one JSON value on stdout; lists of numbers, such as device ids, take one line each."""
+    text = json.dumps(data, indent=2, default=str)
+    typer.echo(NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text))
