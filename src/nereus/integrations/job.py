@@ -142,19 +142,18 @@ def build(
 
 
 def capabilities(found: Imported, workflow: Workflow) -> Capabilities:
-    """What the host of a configuration can be told to do: FSDP and DeepSpeed shard, Megatron cuts."""
+    """What the host of a configuration can be told to do: FSDP and DeepSpeed shard, Megatron cuts, all offload."""
     actor = found.actor
     cut = actor.backend is not None and ("megatron" in actor.backend or "dtensor" in actor.backend)
-    pins = {}
-    if not cut:
-        pins = {ms: Pin(tp=1, pp=1) for ms in workflow.model_stages if ms.stage is not Stage.GENERATION}
+    whole = [ms for ms in workflow.model_stages if ms.stage is not Stage.GENERATION]
+    pins = {} if cut and "megatron" in (actor.backend or "") else {ms: Pin(tp=None if cut else 1, pp=1) for ms in whole}
     return Capabilities(
         recompute=("none", "selective", "full") if cut else ("none", "full"),
         zero=(actor.zero if actor.zero is not None else 1,),
         expert_parallel=cut and workflow.specs["actor"].experts > 0,
         cp=tuple(sorted({1, (actor.cp or 1) * (actor.sp or 1)})),
-        sequence_parallel=bool(actor.sequence_parallel),
-        offload=bool(found.idle_offload or actor.param_offload or actor.optimizer_offload),
+        sequence_parallel=cut,
+        offload=True,
         uneven_shares=False,
         asynchronous=found.asynchronous,
         pins=pins,
