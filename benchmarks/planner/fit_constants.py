@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.planner import _tables
+import numpy as np
+
+from benchmarks.planner import _tables, serving
 from nereus.clusters.named import machine
 from nereus.core import DeviceKind, Link
 from nereus.cost.kernel_fit import ATTENTION, DECODE_ATTENTION, GEMM, fit_kernels, fit_link
@@ -31,6 +33,8 @@ LIKE = {
 }
 """Whose constants a type takes where it has no table of its own, the most alike first."""
 KERNELS = (*GEMM, *ATTENTION, *DECODE_ATTENTION)
+ENGINE = "vllm "
+"""Of the engines with published decode steps the one that RL frameworks use most; of all machine types together."""
 BETWEEN = ("collective.start_s", "collective.fill_s", "collective.fill_bytes", "all_reduce.share")
 
 
@@ -45,7 +49,17 @@ def kinds(data: Path) -> dict[str, DeviceKind]:
             source = _source(name, fitted)
             taken = {key: fitted[source].constants[key] for key in names}
             found[name] = replace(kind, constants=dict(kind.constants) | taken)
-    return found
+    of_engine = engine(data)
+    return {name: replace(kind, constants=dict(kind.constants) | of_engine) for name, kind in found.items()}
+
+
+def engine(data: Path) -> dict[str, float]:
+    """Constants of a generation engine: fitted ones, and that it replays graphs and refills its batch."""
+    tables = serving.groups(data)
+    seconds = serving.measured(tables)
+    constants = serving.fit(tables, seconds, np.ones(len(seconds), dtype=bool))
+    fitted = {name: constants[f"{ENGINE}:{name}"] for name in serving.OF_ENGINE}
+    return fitted | {"generation.launches": serving.FIXED["generation.launches"], "generation.refill": 1.0}
 
 
 def links(data: Path) -> dict[str, dict[str, Link]]:
@@ -71,7 +85,8 @@ def links(data: Path) -> dict[str, dict[str, Link]]:
 
 def written(text: str, kind: DeviceKind, by_name: Mapping[str, Link]) -> str:
     """A cluster file with fitted values in place of its own; constants that it lacks come first in their block."""
-    fitted: dict[str, dict[str, float]] = {"kind": {name: kind.constants[name] for name in KERNELS}}
+    own = {name: value for name, value in kind.constants.items() if name in KERNELS or name.startswith("generation.")}
+    fitted: dict[str, dict[str, float]] = {"kind": own}
     for name, link in by_name.items():
         fitted[name] = {"latency_s": link.latency_s} | dict(link.constants)
     section, lines = "", []
@@ -93,7 +108,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
     by_type = links(data)
-    for name, kind in kinds(data).items():
+    for name, kind in sorted(kinds(data).items()):
         path = FOLDER / f"{name}.yaml"
         path.write_text(written(path.read_text(encoding="utf-8"), kind, by_type[name]), encoding="utf-8")
 
