@@ -159,7 +159,7 @@ def show(asked: Question, found: Answer, html: Path | None, as_json: bool) -> No
         except OSError as error:
             raise SettingsError(f"--html {html}: cannot be written: {error.strerror}") from None
     if as_json:
-        echo_json(plan_json.of(found, asked.name, asked.assumptions, asked.notes))
+        echo_json(plan_json.of(found, asked.name, asked.assumptions, asked.notes, asked.imported))
     elif found.best is not None:
         out.print(tables.answer(found, asked.assumptions, asked.notes))
     else:

@@ -18,7 +18,13 @@ SCHEMA = 1
 """Raised when a key changes its meaning or goes; new keys may come."""
 
 
-def of(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Sequence[str] = ()) -> dict[str, Any]:
+def of(
+    shown: Answer,
+    name: str,
+    assumptions: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    imported: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
     """The answer, the job it is for included, so that it can be read back and exported."""
     problem, result = shown.problem, shown.result
     return {
@@ -26,6 +32,7 @@ def of(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Sequenc
         "name": name,
         "assumptions": list(assumptions),
         "notes": list(notes),
+        "imported": dict(imported or {}),
         "fits": shown.best is not None,
         "shortage": shown.shortage,
         "bound_s": result.bound_s if result else None,

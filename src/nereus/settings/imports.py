@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nereus.core import Capabilities, Lengths, SettingsError
 from nereus.integrations import FRAMEWORKS, Imported, batch, job, read
+from nereus.integrations.stated import stated
 from nereus.planning.problem import Problem
 from nereus.settings.flags import REQUIRED, Flags, prompt_lengths, response_lengths
 from nereus.settings.question import WIDEST, Question
@@ -54,6 +55,7 @@ def question(framework: str, path: Path, flags: Flags, variables: Sequence[str] 
         notes=built.notes,
         own=built.plan,
         unplaced=built.unplaced,
+        imported=stated(found),
     )
 
 

@@ -37,6 +37,8 @@ class Question:
     own: Plan | None = None
     unplaced: str = ""
     """Why there is no `own` plan where there should be one."""
+    imported: Mapping[str, object] = field(default_factory=dict)
+    """What another framework's configuration states, by the field's common names."""
 
     def able(self, **fields: object) -> Question:
         """The question with other capabilities."""
