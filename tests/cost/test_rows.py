@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def test_groups_that_leave_nodes_of_eight(tp: int, pp: int, dp: int, leaves: tup
 def test_packed_devices_span_what_packing_says(tp: int, pp: int, dp: int, cp: int) -> None:
     candidate = Candidate(ACTOR, Layout(tp, pp), dp, cp=cp)
     rows = Rows.of([candidate], 16, node_size=8)
-    placed = Rows.placed(packed(candidate), 16, {device: device // 8 for device in range(candidate.devices)})
+    placed = Rows.placed(packed(candidate), 16, np.arange(candidate.devices) // 8)
     assert rows.groups(0) == placed.groups(0)
     assert rows.devices[0] == placed.devices[0] == candidate.devices
     assert rows.size[0] == tp * pp * cp

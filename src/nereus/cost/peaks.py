@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
 from nereus.core import Assignment, Plan
 from nereus.core.sizes import show_bytes
 from nereus.cost.rows import Ints
+
+T = TypeVar("T")
+
+MOST_GROUPS = 1 << 40
+"""Numbers of groups beyond which they are counted through, so that they stay integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +59,53 @@ class Footprint:
         return self.resident_bytes + max((sum(terms.values()) for terms in self.added.values()), default=0)
 
 
-def peaks(plan: Plan, footprints: Callable[[Assignment], tuple[Footprint, ...]]) -> dict[int, Peak]:
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The peaks of a plan's devices, in order: `group` numbers for each the one of `found` that it shares."""
+
+    devices: Ints
+    group: Ints
+    found: tuple[Peak, ...]
+
+    def each(self, value: Callable[[Peak], T]) -> dict[int, T]:
+        """A value of every device's peak."""
+        values = [value(peak) for peak in self.found]
+        return {device: values[index] for device, index in zip(self.devices.tolist(), self.group.tolist(), strict=True)}
+
+
+def peaks(plan: Plan, footprints: Callable[[Assignment], tuple[Footprint, ...]]) -> Peaks:
     """The peak of every device; `footprints` gives a model-stage's memory by pp rank.
 
-    Devices on which the same pp ranks of the same model-stages lie are counted once and share one `Peak`.
+    Devices on which the same pp ranks of the same model-stages lie are counted once.
     """
-    devices = np.array(sorted(plan.devices), dtype=np.int64)
-    ranks = [_ranks(assignment, devices) for assignment in plan.assignments]
+    units = [np.fromiter(chain.from_iterable(each.units), dtype=np.int64) for each in plan.assignments]
+    first, last = min(int(flat.min()) for flat in units), max(int(flat.max()) for flat in units)
+    used = np.zeros(last - first + 1, dtype=np.bool_)
+    for flat in units:
+        used[flat - first] = True
+    devices, index = first + np.flatnonzero(used), np.cumsum(used) - 1
+    ranks = [
+        _ranks(each, index[flat - first], len(devices)) for each, flat in zip(plan.assignments, units, strict=True)
+    ]
     group = np.zeros(len(devices), dtype=np.int64)
     for rank in ranks:
-        group = np.unique(group * (rank.max() + 2) + rank + 1, return_inverse=True)[1].reshape(-1)
-    _, examples = np.unique(group, return_index=True)
+        group = group * (int(rank.max()) + 2) + rank + 1
+        if int(group.max()) > MOST_GROUPS:
+            group = np.unique(group, return_inverse=True)[1].reshape(-1)
+    _, examples, group = np.unique(group, return_index=True, return_inverse=True)
     memory = [footprints(assignment) for assignment in plan.assignments]
     found = [
         _peak([each[rank[example]] for each, rank in zip(memory, ranks, strict=True) if rank[example] >= 0])
         for example in examples
     ]
-    return {device: found[index] for device, index in zip(devices.tolist(), group.tolist(), strict=True)}
+    return Peaks(devices, group.reshape(-1), tuple(found))
 
 
-def _ranks(assignment: Assignment, devices: Ints) -> Ints:
-    """The pp rank that each of the sorted `devices` has in a model-stage, -1 where it has none."""
-    units = np.fromiter(chain.from_iterable(assignment.units), dtype=np.int64)
-    found = np.full(len(devices), -1, dtype=np.int64)
+def _ranks(assignment: Assignment, where: Ints, count: int) -> Ints:
+    """The pp rank that each of `count` devices has in a model-stage, -1 where it has none; `where` its units lie."""
+    found = np.full(count, -1, dtype=np.int64)
     size, pp = len(assignment.units[0]), assignment.candidate.layout.pp
-    found[np.searchsorted(devices, units)] = np.tile(np.arange(size) // (size // pp), len(assignment.units))
+    found[where] = np.tile(np.arange(size) // (size // pp), len(assignment.units))
     return found
 
 

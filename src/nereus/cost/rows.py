@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,12 +103,13 @@ class Rows:
         )  # fmt: skip
 
     @classmethod
-    def placed(cls, assignment: Assignment, layers: int, node_of: Mapping[int, int]) -> Rows:
-        """One row: an assignment where it lies, with the nodes of its devices."""
+    def placed(cls, assignment: Assignment, layers: int, nodes: Ints) -> Rows:
+        """One row: an assignment where it lies; `nodes` are those of its devices, unit by unit."""
         candidate = assignment.candidate
         row = cls.of([candidate], layers, node_size=1 << 40)
-        where = map(node_of.__getitem__, chain.from_iterable(assignment.units))
-        nodes = np.fromiter(where, dtype=np.int64).reshape(candidate.dp, candidate.layout.pp, candidate.cp, -1)
+        nodes = nodes.reshape(candidate.dp, candidate.layout.pp, candidate.cp, -1)
+        if (nodes == nodes.flat[0]).all():
+            return row
         tp, cp, pp, dp = (bool((nodes != first).any()) for first in (
             nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
         ))  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from nereus.cost.memory import Memory, Terms
 from nereus.cost.peaks import Footprint, Peak, peaks
 from nereus.cost.prices import CallPrices, Prices
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Floats, Rows
+from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.schedule import SYNC, Timeline, node_order, timeline, waits
 from nereus.cost.site import Site
 
@@ -65,7 +66,8 @@ class StepModel:
         self.cluster = cluster
         self.calibration = calibration or Calibration()
         self.order, self.before = node_order(workflow)
-        self._node = {device.id: device.node for device in cluster.devices}
+        by_id = sorted((device.id, device.node) for device in cluster.devices)
+        self._ids, self._nodes = np.array(by_id, dtype=np.int64).reshape(-1, 2).T
         self._kind = {device.id: device.kind for device in cluster.devices}
         self._all_kinds = frozenset(self._kind.values())
         self._sites: dict[tuple[frozenset[str], str], Site] = {}
@@ -86,17 +88,15 @@ class StepModel:
 
     def estimate(self, plan: Plan) -> Estimate:
         """The predicted step: critical path over calls, peak by device, relative uncertainty."""
-        costs, found = self._plan_costs(plan), self.peaks(plan)
+        costs, found = self._plan_costs(plan), peaks(plan, self.footprints)
         line = self._timeline(plan, costs)
-        # Few peaks differ, many devices share one.
-        said = {key: (peak.bytes, peak.describe()) for key, peak in {id(peak): peak for peak in found.values()}.items()}
         return Estimate(
             step_s=line.step_s,
             call_s={name: cost.seconds for name, cost in costs.items()},
-            peak_bytes={device: said[id(peak)][0] for device, peak in found.items()},
+            peak_bytes=found.each(lambda peak: peak.bytes),
             critical_path=line.critical_path,
             uncertainty=self._uncertainty(costs, line),
-            limits={device: said[id(peak)][1] for device, peak in found.items()},
+            limits=found.each(Peak.describe),
         )
 
     def timeline(self, plan: Plan) -> Timeline:
@@ -129,12 +129,12 @@ class StepModel:
 
     def peaks(self, plan: Plan) -> dict[int, Peak]:
         """The peak of every device (D7.1)."""
-        return peaks(plan, self.footprints)
+        return peaks(plan, self.footprints).each(lambda peak: peak)
 
     def costs(self, assignment: Assignment) -> Mapping[str, CallCost]:
         """The cost of each call of a placed model-stage, and under `sync` its part of the weight synchronisation."""
         candidate, spec = assignment.candidate, self.workflow.spec(assignment.candidate.model_stage)
-        rows, kinds = Rows.placed(assignment, spec.layers, self._node), self._kinds(assignment)
+        rows, kinds = Rows.placed(assignment, spec.layers, self._nodes_of(assignment)), self._kinds(assignment)
         key = (candidate, kinds, *rows.groups(0))
         if key not in self._costs:
             site = self._site(kinds, candidate.precision or spec.dtype)
@@ -244,6 +244,14 @@ class StepModel:
         """Errors of one class go together, those of different classes do not."""
         shares = {name: seconds / line.step_s for name, seconds in _by_class(costs, line).items()}
         return math.sqrt(sum(share * share * self.variance(name) for name, share in shares.items()))
+
+    def _nodes_of(self, assignment: Assignment) -> Ints:
+        """The node of every device, unit by unit."""
+        devices = np.fromiter(chain.from_iterable(assignment.units), dtype=np.int64)
+        index = np.minimum(np.searchsorted(self._ids, devices), len(self._ids) - 1)
+        if (self._ids[index] != devices).any():
+            raise KeyError(f"{assignment.candidate.model_stage} is placed on devices that the cluster does not have")
+        return np.asarray(self._nodes[index])
 
     def _kinds(self, assignment: Assignment) -> frozenset[str]:
         if len(self._all_kinds) == 1:
