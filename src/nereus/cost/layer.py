@@ -73,6 +73,11 @@ class Pass:
     cp: Floats
     ep: Floats
 
+    @property
+    def parts(self) -> tuple[Floats, ...]:
+        """In the order of the fields."""
+        return self.compute, self.tp, self.cp, self.ep
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -103,24 +108,25 @@ class Block:
         """The hidden state of these tokens."""
         return self.tokens * self.spec.hidden * self.element_bytes
 
-    def forward(self, routed: bool) -> Pass:
-        """A layer once; `routed` layers have experts."""
-        device_s = self.matrices_s(routed) + self.attention_s() + self.elementwise_s(routed)
-        return self._pass(device_s, LAYER_KERNELS + self._unfused(), routed, self.attention_s(), 1.0)
+    def passes(self, routed: bool, train: bool) -> tuple[Pass, ...]:
+        """A layer forward, and in training backward; `routed` layers have experts.
 
-    def backward(self, routed: bool) -> Pass:
-        """Gradients of inputs and weights; attention recomputes its scores, and again whatever `recompute` says."""
-        again, attention_s = self.rows.recompute, self.attention_s()
-        device_s = 2 * (self.matrices_s(routed) + self.elementwise_s(routed)) + (2.5 + (again == 1)) * attention_s
-        kernels = constant(self.site.rates, "launch.backward") * (LAYER_KERNELS + self._unfused())
-        gradients = self._pass(device_s, kernels, routed, 2.5 * attention_s, 2.0)
-        repeated, full = self.forward(routed), again == 2
-        return Pass(
-            gradients.compute + full * repeated.compute,
-            gradients.tp + full * repeated.tp,
-            gradients.cp + full * repeated.cp,
-            gradients.ep + full * repeated.ep,
-        )
+        Backward come the gradients of inputs and weights; attention recomputes its scores. What is recomputed beyond
+        that counts there too.
+        """
+        products_s, attention_s = self.matrices_s(routed) + self.elementwise_s(routed), self.attention_s()
+        kernels, moved = LAYER_KERNELS + self._unfused(), self._moved(routed)
+        forward = self._pass(products_s + attention_s, kernels, moved, attention_s, 1.0)
+        if not train:
+            return (forward,)
+        again, full = self.rows.recompute, self.rows.recompute == 2
+        device_s = 2 * products_s + (2.5 + (again == 1)) * attention_s
+        kernels = constant(self.site.rates, "launch.backward") * kernels
+        backward = self._pass(device_s, kernels, moved, 2.5 * attention_s, 2.0)
+        if not full.any():
+            return forward, backward
+        repeated = (one + full * other for one, other in zip(backward.parts, forward.parts, strict=True))
+        return forward, Pass(*repeated)
 
     def attention_s(self) -> Floats:
         """Scores and weighted values of one layer, forward."""
@@ -171,14 +177,21 @@ class Block:
         )
         return np.where(self.rows.sequence_parallel, pair_s, reduce_s)
 
-    def _pass(self, device_s: Floats, kernels: Floats, routed: bool, attention_s: Floats, exchanges: float) -> Pass:
-        """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
+    def _moved(self, routed: bool) -> tuple[Floats, Floats]:
+        """Collectives of one pass over a layer, of the tp group and of its experts."""
         pairs = np.where(self.rows.ep > 1, 1 + (self.spec.shared_experts > 0), 2) if routed else 2
-        tp_s, ring_s = pairs * self.hidden_tp_s(), self._ring_s(exchanges, attention_s)
-        ep_s = 2 * self.experts_exchange_s() if routed else np.zeros(len(self.rows))
+        return pairs * self.hidden_tp_s(), 2 * self.experts_exchange_s() if routed else np.zeros(len(self.rows))
+
+    def _pass(
+        self, device_s: Floats, kernels: Floats, moved: tuple[Floats, Floats], attention_s: Floats, exchanges: float
+    ) -> Pass:
+        """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
+        tp_s, ep_s = moved
         launches = kernels + np.where(self.rows.tp > 1, 2.0 * constant(self.site.rates, "launch.collective"), 0.0)
         compute_s = self._launched(device_s, tp_s + ep_s, launches)
-        with_ring_s = self._launched(device_s + ring_s, tp_s + ep_s, launches)
+        if not (self.rows.cp > 1).any():
+            return Pass(compute_s, tp_s, np.zeros(len(self.rows)), ep_s)
+        with_ring_s = self._launched(device_s + self._ring_s(exchanges, attention_s), tp_s + ep_s, launches)
         return Pass(compute_s, tp_s, with_ring_s - compute_s, ep_s)
 
     def _launched(self, device_s: Floats, collective_s: Floats | float, kernels: Floats | float) -> Floats:
@@ -216,15 +229,15 @@ class Block:
         return compress_s + expand_s + values_s + self._gemm_s(self.tokens, spec.hidden, heads * spec.value_head_dim)
 
     def _experts_s(self) -> Floats:
-        """The chosen experts of all tokens, evenly: a product for each local expert, launched as one group."""
+        """The chosen experts of all tokens in one group, which reads the weights of those that are hit."""
         spec, rows, rates = self.spec, self.rows, self.site.rates
         width = _ceil(spec.expert_hidden, np.where(rows.ep > 1, 1, rows.tp))
         pairs = self.tokens * spec.experts_per_token / np.where(rows.ep > 1, rows.tp, 1)
         held = _ceil(spec.experts, rows.ep)
-        # How many of the local experts so many choices hit, so that their weights are read.
-        local = np.maximum(held * (1.0 - (1.0 - 1.0 / held) ** pairs), 1e-9)  # none: a rank that a row does not have
-        each_s = self._feed_forward_s(pairs / local, width) - 2 * rates["gemm.start_s"]
-        return local * each_s / rates["gemm.experts_share"] + 2 * rates["gemm.start_s"]
+        hit = held * (1.0 - (1.0 - 1.0 / held) ** pairs)
+        weights = (2 + spec.gated) * spec.hidden * width * hit * (rates.low_bytes or self.element_bytes)
+        products_s = self._feed_forward_s(pairs, width) / rates["gemm.experts_share"]
+        return np.maximum(products_s, weights / (rates.bytes_per_s * rates["gemm.stream"]))
 
     def _feed_forward_s(self, tokens: Floats, width: Ints) -> Floats:
         up_s = self._gemm_s(tokens, (1 + self.spec.gated) * width, self.spec.hidden)
@@ -250,10 +263,7 @@ class Block:
 
     def _ring_s(self, exchanges: float, attention_s: Floats) -> Floats:
         """Keys and values go round the cp ranks behind the attention of those at hand; what does not fit shows."""
-        cp = self.rows.cp
-        if not (cp > 1).any():
-            return np.zeros(len(self.rows))
-        spec = self.spec
+        cp, spec = self.rows.cp, self.spec
         keys = 2 * _ceil(spec.kv_heads, self.rows.tp) * spec.head_dim
         if spec.kv_rank:
             keys = np.asarray(spec.kv_rank + spec.rope_head_dim)

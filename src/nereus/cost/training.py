@@ -70,21 +70,15 @@ class Pipeline:
             total = {name: seconds + (rest > 0) * last[name] for name, seconds in total.items()}
         replicas = Replicas(self.spec, rows, self.site, ranks)
         total |= replicas.update(one, full + (rest > 0)) if self.train else replicas.gather(one, full + (rest > 0))
-        weights = self.site.weigh(total)
-        busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0)[None]
-        waits = self.site.weigh(one)
-        wait_s = (ranks.count * waits).sum(axis=0) - np.take_along_axis(waits, busiest, 0)[0]
-        found = {name: np.take_along_axis(seconds, busiest, 0)[0] for name, seconds in total.items()}
-        return self._finish(found, wait_s / rows.vpp, repeats)
-
-    def _finish(self, total: Seconds, wait_s: Floats, repeats: Ints | int) -> CallPrices:
-        """The wait is predicted time already, so it enters the ideal seconds such that weighing gives it back."""
-        commands = MINI_BATCH_COMMANDS if self.train else 1
-        ideal = {name: repeats * seconds for name, seconds in total.items()}
+        weights, waits = self.site.weigh(total), self.site.weigh(one)
+        busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0) * len(rows) + np.arange(len(rows))
+        wait_s = ((ranks.count * waits).sum(axis=0) - np.take(waits, busiest)) / rows.vpp
+        ideal = {name: repeats * np.take(seconds, busiest) for name, seconds in total.items()}
+        # The wait is predicted time already: it enters the ideal seconds such that weighing gives it back.
         ideal["pp"] = ideal["pp"] + repeats * wait_s * self.site.efficiency("pp").value
-        ideal["dispatch"] = repeats * np.full(len(self.rows), commands * self._constant("dispatch_s"))
-        kept = {name: seconds for name, seconds in ideal.items() if seconds.any()}
-        return CallPrices(self.site.weigh(kept), kept)
+        commands = MINI_BATCH_COMMANDS if self.train else 1
+        ideal["dispatch"] = repeats * np.full(len(rows), commands * self._constant("dispatch_s"))
+        return CallPrices(self.site.weigh(ideal), ideal)
 
     def _micro_batch(self, size: Ints, ranks: Ranks) -> dict[str, Floats]:
         """One micro-batch of `size` sequences by class."""
@@ -96,22 +90,25 @@ class Pipeline:
 
         found = {
             "forward": ranks.first * column(block.embedding_s()) + ranks.last * column(block.head_s()),
-            "tp": ranks.first * column(block.hidden_tp_s()) + ranks.last * column(block.head_tp_s()),
             "pp": self._sent_s(column(block.hidden_bytes), ranks),
         }
+        if "tp" in self._exchanged:
+            found["tp"] = ranks.first * column(block.hidden_tp_s()) + ranks.last * column(block.head_tp_s())
         if self.train:
             found["backward"] = ranks.last * column(block.head_s(backward=True))
         for routed, layers in self._layers(ranks):
-            passes = {"forward": block.forward(routed)}
-            if self.train:
-                passes["backward"] = block.backward(routed)
-            for name, each in passes.items():
+            passes = block.passes(routed, self.train)
+            for name, each in zip(("forward", "backward"), passes, strict=False):
                 found[name] = found[name] + layers * column(each.compute)
-            for name in ("tp", "cp", "ep"):
-                seconds = np.sum([getattr(each, name) for each in passes.values()], axis=0)
-                if seconds.any():
-                    found[name] = found.get(name, 0.0) + layers * column(seconds)
+            for name in self._exchanged:
+                seconds = column(sum(getattr(each, name) for each in passes))
+                found[name] = found.get(name, 0.0) + layers * seconds
         return found
+
+    @property
+    def _exchanged(self) -> tuple[str, ...]:
+        """Classes of collectives that some row has."""
+        return tuple(name for name in ("tp", "cp", "ep") if (getattr(self.rows, name) > 1).any())
 
     def _layers(self, ranks: Ranks) -> Iterator[tuple[bool, Ints]]:
         """Whether layers have experts, and how many such layers each rank holds."""
