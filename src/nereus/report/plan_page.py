@@ -77,14 +77,17 @@ def plan(view: PlanView, title: str) -> list[str]:
 
 
 def timeline(view: PlanView) -> str:
-    """A bar for every call, grouped by partition; calls on the critical path have a dark edge."""
+    """A bar for every call, a line between partitions; calls on the critical path have a dark edge."""
     partitions = {stage.model_stage: stage.partition for stage in view.stages}
-    lanes = sorted(view.calls, key=lambda call: (partitions.get(call.model_stage, len(partitions)), call.start_s))
+    rank = {call.call: partitions.get(call.model_stage, len(partitions)) for call in view.calls}
+    lanes = sorted(view.calls, key=lambda call: (rank[call.call], call.start_s))
     names = list(dict.fromkeys(call.model_stage for call in view.calls))
     scale = (WIDTH - LABEL - 70) / max(view.step_s, 1e-12)
     shapes = []
     for index, call in enumerate(lanes):
         y = index * (BAR + GAP)
+        if index and rank[call.call] != rank[lanes[index - 1].call]:
+            shapes.append(f'<line x1="0" x2="{WIDTH}" y1="{y - GAP / 2}" y2="{y - GAP / 2}" stroke="#bbb"/>')
         edge = ' stroke="#222" stroke-width="1.5"' if call.critical else ""
         x, width = LABEL + call.start_s * scale, max(call.seconds * scale, 1.0)
         shapes.append(_text(0, y, f"{call.call} ({call.model_stage})"))
