@@ -206,7 +206,7 @@ def korthikanti(data: Path) -> list[tuple[str, float, float]]:
             continue
         layers, hidden, heads, tp = (_number(row, key, 1) for key in ("layers", "hidden", "heads", "tp"))
         spec = ModelSpec(
-            "gpt2", layers, hidden, heads, heads, head_dim=hidden // heads, ffn_hidden=_number(row, "ffn", 4 * hidden), vocab=51_200,
+            "gpt2", layers, hidden, heads, heads, hidden // heads, _number(row, "ffn", 4 * hidden), vocab=51_200,
             dtype="bf16", gated=False, biases=True, layer_norm=True, learned_positions=True, tied_embeddings=True,
         )  # fmt: skip
         candidate = Candidate(

@@ -62,10 +62,6 @@ class Memory:
         """What a call adds at its peak."""
         return self.at(rows, ranks).transient(work)
 
-    def kv_sequence_bytes(self, rows: Rows) -> Ints:
-        """KV cache of one longest sequence on the device of a unit that holds most layers (the first pp rank)."""
-        return np.maximum(1, _blocks(self.longest) * kv_token_bytes(self.spec, rows.tp, rows.layers_first))
-
     @property
     def longest(self) -> float:
         """Tokens of the longest sequence: memory must hold for it, not for the mean."""
