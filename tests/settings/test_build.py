@@ -72,7 +72,7 @@ def test_models_by_sizes_can_be_planned_but_not_trained(tmp_path: Path) -> None:
     assert build.problem(settings, devices=3).cluster.ids == (0, 1, 2)
     with pytest.raises(SettingsError, match="9 devices, the cluster has 1 to 4"):
         build.problem(settings, devices=9)
-    with pytest.raises(SettingsError, match=r"models\.actor is given by sizes alone"):
+    with pytest.raises(SettingsError, match=r"models\.actor is not given by a directory"):
         build.job_config(settings)
 
 
@@ -210,3 +210,15 @@ def test_a_trace_that_asks_for_zero_devices_is_refused(tmp_path: Path, row: str)
     pool = {"devices": 3, "capacity": "1 GiB", "speed": 0.1}
     with pytest.raises(SettingsError, match="zero devices"):
         made(job(tmp_path, cluster={"use": "trace", "path": "pool.csv", "pool": pool}))
+
+
+def test_a_model_may_be_named_to_plan_with(tmp_path: Path) -> None:
+    path = job(tmp_path, models={role: {"name": "llama-3.2-1b"} for role in ("actor", "critic", "reward")}, task=None)
+    settings = build.resolve(path)
+    assert {role: spec.hidden for role, spec in build.specs(settings).items()} == dict.fromkeys(
+        ("actor", "reference", "reward", "critic"), 2048
+    )
+    assert not build.trainable(settings)
+    bad = build.resolve(job(tmp_path, models={"actor": {"name": "llama-9.9-1b"}}, task=None), ["algorithm.use=grpo"])
+    with pytest.raises(SettingsError, match=r"llama-9\.9-1b"):
+        build.specs(bad)

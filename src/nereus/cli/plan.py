@@ -61,6 +61,9 @@ def plan(
     samples: Annotated[int | None, option("Responses of a prompt.", WORK, "N")] = None,
     mini_batch: Annotated[int | None, option("Sequences of an update.", WORK, "N")] = None,
     epochs: Annotated[int | None, option("Passes over the batch.", WORK, "N")] = None,
+    asynchronous: Annotated[
+        bool, option("Generation goes on beside training, from the weights before.", WORK, name="--asynchronous")
+    ] = False,
     pin: Annotated[
         list[str] | None, option("Fix degrees, such as actor/training=tp4,pp2,dp8,mb1.", HOST, "MODEL/STAGE=...")
     ] = None,
@@ -103,6 +106,7 @@ def plan(
         samples=samples,
         mini_batch=mini_batch,
         epochs=epochs,
+        asynchronous=asynchronous,
     )
     host = Host(
         dp=dp,

@@ -232,7 +232,7 @@ def _tokenizer(directory: Any) -> Any:
 def _directory(settings: Settings, role: str) -> str:
     model = models.chosen(settings, role)
     if not isinstance(model, str):
-        raise SettingsError(f"models.{role} is given by sizes alone: training needs a model directory")
+        raise SettingsError(f"models.{role} is not given by a directory: training needs a model directory")
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from nereus.clusters import file, named
@@ -45,6 +45,7 @@ class Flags:
     samples: int | None = None
     mini_batch: int | None = None
     epochs: int | None = None
+    asynchronous: bool = False
 
     def given(self) -> tuple[str, ...]:
         """The flags that were given."""
@@ -77,7 +78,7 @@ def question(flags: Flags) -> Question:
     machine = cluster(str(flags.cluster), flags.nodes)
     work = _workload(flags, specs, taken)
     method.check(work)
-    flow = method.workflow(specs)
+    flow = replace(method.workflow(specs), asynchronous=flags.asynchronous)
     name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
     _assume(
         taken, "hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ..."

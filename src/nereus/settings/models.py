@@ -11,15 +11,17 @@ from nereus.core import Head, ModelSpec, SettingsError, plugins
 from nereus.core.model_dir import ModelDir
 from nereus.core.ports import Family
 from nereus.families.models.given import given
-from nereus.settings.schema import Settings, Sizes
+from nereus.settings.schema import Named, Settings, Sizes
 
 SCALAR_ROLES = ("critic", "reward")
 FAMILIES = "nereus.families"
 
+Model = str | Named | Sizes
 
-def chosen(settings: Settings, role: str) -> str | Sizes | None:
+
+def chosen(settings: Settings, role: str) -> Model | None:
     """What the settings say about a role's model; a reference that is not given is the actor."""
-    model: str | Sizes | None = getattr(settings.models, role, None)
+    model: Model | None = getattr(settings.models, role, None)
     return settings.models.actor if model is None and role == "reference" else model
 
 
@@ -50,8 +52,10 @@ def planned(model: str, role: str, precision: str) -> ModelSpec:
     return given(model, precision, Head.SCALAR if role in SCALAR_ROLES else Head.LM)
 
 
-def spec(model: str | Sizes | None, role: str, precision: str) -> ModelSpec:
+def spec(model: Model | None, role: str, precision: str) -> ModelSpec:
     """The sizes of one role's model, in the job's precision, with a scalar head for critic and reward."""
+    if isinstance(model, Named):
+        return planned(model.name, role, precision)
     if isinstance(model, Sizes):
         try:
             own = family(model.family).spec(_config(model))

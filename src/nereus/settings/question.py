@@ -81,4 +81,6 @@ def of_job(path: Path, overrides: Sequence[str], devices: int | None) -> Questio
 
 
 def _named(model: object) -> str:
-    return model if isinstance(model, str) else "given by its sizes"
+    if isinstance(model, str):
+        return model
+    return str(getattr(model, "name", "given by its sizes"))

@@ -67,13 +67,28 @@ class Sizes(Section):
     tied_embeddings: bool = False
 
 
-DIRECTORY, SIZES = "directory", "sizes"
+class Named(Section):
+    """A well-known model by its name: enough to plan with, not to train."""
+
+    name: str
+
+
+DIRECTORY, NAMED, SIZES = "directory", "named", "sizes"
+
+
+def _form(value: Any) -> str:
+    """Which way a model is given."""
+    if isinstance(value, str):
+        return DIRECTORY
+    named = isinstance(value, Named) or (isinstance(value, dict) and "name" in value)
+    return NAMED if named else SIZES
+
 
 Model = Annotated[
-    Annotated[str, Tag(DIRECTORY)] | Annotated[Sizes, Tag(SIZES)],
-    Discriminator(lambda value: DIRECTORY if isinstance(value, str) else SIZES),
+    Annotated[str, Tag(DIRECTORY)] | Annotated[Named, Tag(NAMED)] | Annotated[Sizes, Tag(SIZES)],
+    Discriminator(_form),
 ]
-"""A Hugging Face directory, or sizes alone."""
+"""A Hugging Face directory, a well-known name, or sizes alone."""
 
 
 class Models(Section):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nereus.core import SettingsError
-from nereus.settings.schema import DIRECTORY, SIZES, Settings
+from nereus.settings.schema import DIRECTORY, NAMED, SIZES, Settings
 
 PATH_KEYS = ("path", "tokenizer")
 """Options that name a file or directory, in any section."""
@@ -128,7 +128,7 @@ def _explain(error: ErrorDetails) -> str:
     """One sentence for a pydantic error."""
     parts = [str(part) for part in error["loc"]]
     if parts[0] == "models":  # what pydantic calls the two ways to give a model is no key
-        parts = [part for part in parts if part not in (DIRECTORY, SIZES)]
+        parts = [part for part in parts if part not in (DIRECTORY, NAMED, SIZES)]
     where = ".".join(parts)
     if error["type"] == "extra_forbidden":
         return unknown_key(parts, _fields(Settings, parts[:-1]))
