@@ -65,7 +65,8 @@ GIVEN = {
     # Kernels are queued; a softmax is fused where sequences × heads are a multiple of 4 (megatron/fused_kernels).
     "launch.ahead": 1.0,
     "attention.multiple": 4.0,
-    # Batched products of whole score matrices, not tiles: no start, no diagonal.
+    # Batched products of whole score matrices, not tiles: no start, no diagonal, two products for one backward.
+    "attention.backward": 2.0,
     "attention.start_s": 0.0,
     "attention.half_tokens": 0.0,
 }

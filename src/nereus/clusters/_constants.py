@@ -21,6 +21,10 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "attention.start_s": "seconds of the smallest attention over whole sequences",
         "attention.share": "share of the peak that attention over long sequences reaches",
         "attention.half_tokens": "tokens of a sequence at which attention reaches half of that",
+        "attention.backward": "backward pass of attention over its forward pass",
+        "attention.scores": "how often attention writes or reads the scores of all pairs of tokens; 0 in tiles",
+        "attention.multiple": "what sequences times heads must be a multiple of for a fused softmax",
+        "attention.unfused": "kernels of a softmax that is not fused beyond those of one that is",
         "decode_attention.start_s": "seconds of the smallest attention of new tokens to cached ones",
         "decode_attention.share": "share of the memory bandwidth at which a cached sequence is read",
         "decode_attention.tokens": "cached tokens that take as long as what a sequence costs by itself",
@@ -59,6 +63,7 @@ LINK_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "collective.few_ranks": "loss of rate with few ranks, divided by their number",
         "all_reduce.share": "share of the rate that a large all-reduce among many ranks reaches",
         "gather.share": "the same for all-gather, reduce-scatter and all-to-all",
+        "group.setup_s": "seconds to make a group of all devices that were measured",
         "send.share": "the same for a point-to-point message",
     }
 )

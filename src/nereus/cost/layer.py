@@ -19,25 +19,25 @@ from nereus.cost.site import Site
 
 START = MappingProxyType(
     {
+        # Share of a collective that runs while the host launches on: 1 where kernels are queued, 0 where it waits.
         "launch.ahead": 0.0,
+        # Kernels that launching one collective counts as.
         "launch.collective": 0.0,
+        # Launches of a backward pass over those of its forward pass.
         "launch.backward": 2.0,
+        # Element-wise traffic over what fused kernels need.
         "stream.activation": 1.0,
+        # A backward pass of attention over its forward pass: in tiles five products instead of two.
+        "attention.backward": 2.5,
+        # How often a forward pass writes or reads the scores of all pairs of tokens; 0 where attention is in tiles.
         "attention.scores": 0.0,
+        # A softmax of sequences times heads that are not a multiple of this is not fused, and takes so many kernels
+        # more, each of which reads and writes the scores.
         "attention.multiple": 1.0,
         "attention.unfused": 0.0,
     }
 )
-"""How a host launches kernels where nothing was measured.
-
-`ahead`: share of a collective that runs while the host
-launches on (1 where kernels are queued, 0 where each is waited for). `collective`: kernels that launching one
-collective counts as. `backward`: launches of a backward pass over those of its forward pass. `stream.activation`:
-element-wise traffic over what fused kernels need. `attention.scores`: how often a forward pass writes or reads the
-scores of all pairs of tokens, later ones included; 0 where attention is done in tiles. `attention.unfused`: kernels,
-each of which reads and writes the scores once more, of a softmax whose sequences times heads are not a multiple of
-`attention.multiple`.
-"""
+"""How hosts launch kernels and what they are, where nothing was measured."""
 
 LAYER_KERNELS = 34
 """Operations of one decoder layer in one forward pass."""
@@ -120,9 +120,10 @@ class Block:
         if not train:
             return (forward,)
         again, full = self.rows.recompute, self.rows.recompute == 2
-        device_s = 2 * products_s + (2.5 + (again == 1)) * attention_s
+        gradients_s = constant(self.site.rates, "attention.backward") * attention_s
+        device_s = 2 * products_s + gradients_s + (again == 1) * attention_s
         kernels = constant(self.site.rates, "launch.backward") * kernels
-        backward = self._pass(device_s, kernels, moved, 2.5 * attention_s, 2.0)
+        backward = self._pass(device_s, kernels, moved, gradients_s, 2.0)
         if not full.any():
             return forward, backward
         repeated = (one + full * other for one, other in zip(backward.parts, forward.parts, strict=True))
