@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.planner import rl_rows
 from benchmarks.planner._result import Result, at_least, at_most
 from nereus.clusters.named import machine
 from nereus.core import Call, Candidate, Layout, Lengths, ModelSpec, ModelStage, Stage, Work, Workflow, Workload
@@ -176,22 +177,47 @@ def ordered(measured: Floats, predicted: Floats, groups: Sequence[object]) -> tu
 
 def run(data: Path) -> list[Result]:
     """The part's lines of the benchmark table."""
-    table = bridge(data)
+    table, (jobs, excluded) = bridge(data), rl_rows.read(data)
     measured = np.array([row.seconds for row in table.rows])
     predicted = np.array([predict(row) for row in table.rows])
-    errors = 100 * np.abs(predicted / measured - 1)
-    per_token = [row.candidate.devices / (row.batch * row.length) for row in table.rows]
-    right, pairs = ordered(measured * per_token, predicted * per_token, [0] * len(measured))
-    excluded = f"{len(measured)} rows, {sum(table.excluded.values())} excluded"
+    job_ratios = np.array([job.predict() / job.seconds for job in jobs])
+    ratios = np.concatenate([predicted / measured, job_ratios])
+    per_token = np.array([row.candidate.devices / (row.batch * row.length) for row in table.rows])
+    apart = measured * per_token, predicted * per_token
+    right, pairs = ordered(*apart, [0] * len(measured))
+    own_right, own_pairs = ordered(*apart, [row.model for row in table.rows])
     details = {
-        "excluded": dict(table.excluded),
+        "excluded": dict(table.excluded + excluded),
         "rows": [[row.label, row.release, row.seconds, float(s)] for row, s in zip(table.rows, predicted, strict=True)],
+        "jobs": [rl_rows.describe(job) for job in jobs],
         "by": {name: _split(table.rows, predicted / measured, key) for name, key in SPLITS.items()},
     }
+    counted = f"{len(ratios)} rows, {sum(details['excluded'].values())} excluded"  # type: ignore[attr-defined]
     return [
-        at_most("Megatron-Bridge step, median error %", 15, float(np.median(errors)), notes=excluded, details=details),
+        at_most("published steps, median error %", 15, _error(ratios), notes=counted, details=details),
+        Result("  of these Megatron-Bridge", "report", _error(predicted / measured), notes=f"{len(measured)} rows"),
+        Result("  of these NeMo RL", "report", _error(job_ratios), notes=f"{len(jobs)} rows"),
         at_least("Megatron-Bridge, pairs > 15 % apart in order, %", 90, 100 * right / pairs, notes=f"{pairs} pairs"),
+        Result("  of one model", "report", 100 * own_right / own_pairs, notes=f"{own_pairs} pairs"),
+        _doubled(jobs),
     ]
+
+
+def _error(ratios: Floats) -> float:
+    return float(np.median(100 * np.abs(ratios - 1)))
+
+
+def _doubled(jobs: Sequence[rl_rows.RLRow]) -> Result:
+    """The published job for which twice the devices hardly helped: nearer to no gain (1) than to all of it (0.5)."""
+    small, large = (next(job for job in jobs if f"DeepSeek V3 GB200 x{n}" in job.label) for n in (128, 256))
+    kept = large.predict() / small.predict()
+    return Result(
+        "DeepSeek-V3 GRPO, step on 256 / on 128 GB200",
+        ">= 0.75",
+        kept,
+        met=kept >= 0.75,
+        notes=f"measured {large.seconds / small.seconds:.3f}",
+    )
 
 
 SPLITS: Mapping[str, Callable[[Row], str]] = {
@@ -226,12 +252,14 @@ def main() -> None:
     arguments = parser.parse_args()
     results = run(arguments.data)
     for result in results:
-        print(f"{result.name}: {result.measured:.1f} (target {result.target}); {result.notes}")
+        print(f"{result.name}: {result.measured:.3g} (target {result.target}); {result.notes}")
     details = results[0].details
     for reason, count in sorted(details["excluded"].items()):
         print(f"  excluded {count:3d}: {reason}")
     for name, split in details["by"].items():
         print(f"  by {name}: {split}")
+    for line in details["jobs"]:
+        print(f"  {line}")
     if arguments.rows:
         for label, release, seconds, predicted in sorted(details["rows"]):
             print(f"  {label:80s} {release:9s} {seconds:8.2f} {predicted:8.2f} {predicted / seconds:6.2f}")

@@ -1,0 +1,68 @@
+"""Experts and low precision in one layer, by hand: what travels, what is read, what stays in bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nereus.core import Calibration, Candidate, DeviceKind, Layout, Link, ModelSpec
+from nereus.cost.kernels import Rates, attention_s, gemm_s
+from nereus.cost.layer import Block, MicroBatch
+from nereus.cost.rows import Rows
+from nereus.cost.site import Site
+from tests.cost.jobs import ACTOR
+
+SPEC = ModelSpec(
+    "qwen3_moe", 1, 64, 4, 2, 16, 128, 96, experts=16, experts_per_token=4, expert_hidden=32, dtype="bf16"
+)  # fmt: skip
+KIND = DeviceKind("gpu", 10**9, {"bf16": 1e12, "fp8": 2e12}, 1e11)
+INTRA, INTER = Link(1e10, 0.0), Link(1e9, 0.0)
+
+
+def block(ep: int, node: int, tokens: int = 32, precision: str = "bf16", experts_share: float = 1.0) -> Block:
+    kind = replace(KIND, constants={"gemm.experts_share": experts_share})
+    rows = Rows.of([Candidate(ACTOR, Layout(), dp=ep, ep=ep)], 1, node)
+    batch = MicroBatch(np.ones(1), np.full(1, float(tokens)), np.full(1, float(tokens)))
+    return Block(SPEC, rows, Site(Rates.of(kind, precision), INTRA, INTER, Calibration(), (kind,)), batch)
+
+
+def test_inside_a_node_a_token_travels_to_each_of_its_experts() -> None:
+    assert block(ep=4, node=8).experts_exchange_s() == pytest.approx(32 * 64 * 2 * 4 * (3 / 4) / 1e10)
+
+
+def test_between_nodes_a_token_travels_once_to_each_other_node_that_has_one_of_its_experts() -> None:
+    """Two nodes: a token with one expert leaves its own in half the cases, one with four in 15 of 16."""
+    four = block(ep=4, node=2)
+    one = replace(four, spec=replace(SPEC, experts_per_token=1))
+    assert four.experts_exchange_s() / one.experts_exchange_s() == pytest.approx((15 / 16) / (1 / 2))
+
+
+def test_few_tokens_read_the_weights_of_the_experts_they_hit() -> None:
+    """One token of an idle engine: four choices among 16 experts hit 16 * (1 - (15 / 16)^4) of them."""
+    made = block(ep=1, node=8, tokens=1)
+    hit = 16 * (1 - (15 / 16) ** 4)
+    only_experts = made.matrices_s(True) - replace(made, spec=replace(SPEC, expert_hidden=1)).matrices_s(True)
+    per_width = hit * 3 * 64 * 2 / 1e11
+    assert only_experts == pytest.approx(31 * per_width, rel=1e-3)
+
+
+def test_grouped_products_reach_their_own_share() -> None:
+    whole, half = block(1, 8, 4096), block(1, 8, 4096, experts_share=0.5)
+    pairs = 4096 * 4
+    experts_s = gemm_s(whole.site.rates, pairs, 64, 64) + gemm_s(whole.site.rates, pairs, 64, 32)
+    assert half.matrices_s(True) - whole.matrices_s(True) == pytest.approx(experts_s, rel=1e-6)
+
+
+def test_only_products_of_layers_run_in_fp8() -> None:
+    wide, low = Rates.of(KIND, "bf16"), Rates.of(KIND, "fp8")
+    size = np.full(1, 4096.0)
+    assert attention_s(low, size, size, size, 128) == attention_s(wide, size, size, size, 128)
+    assert gemm_s(low, size, size, size, 1.0) < gemm_s(wide, size, size, size)
+    assert gemm_s(low.wide, size, size, size) == gemm_s(wide, size, size, size)
+
+
+def test_low_precision_reaches_its_own_share_of_its_peak() -> None:
+    rates = Rates.of(replace(KIND, constants={"gemm.low_share": 0.8}), "fp8")
+    assert (rates.flops_per_s, rates.wide.flops_per_s) == (1.6e12, 1e12)
