@@ -74,10 +74,11 @@ class Memory:
         """
         prompt, response = self.workload.prompt, self.workload.response
         if not self.workload.packed:
-            return sequences * self.longest, sequences * response.maximum
+            padded = sequences.astype(np.float64)
+            return padded * self.longest, padded * response.maximum
         means, variances = zip(moments(prompt), moments(response), strict=True)
         likely = sequences * sum(means) + PACKED_DEVIATIONS * np.sqrt(sequences * sum(variances))
-        tokens = np.clip(likely, self.longest, sequences * self.longest)
+        tokens: Floats = np.clip(likely, self.longest, sequences * self.longest)
         return tokens, tokens
 
     @property
