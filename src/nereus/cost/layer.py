@@ -111,23 +111,20 @@ class Block:
     def passes(self, routed: bool, train: bool) -> tuple[Pass, ...]:
         """A layer forward, and in training backward; `routed` layers have experts.
 
-        Backward come the gradients of inputs and weights; attention recomputes its scores. What is recomputed beyond
-        that counts there too.
+        Backward come the gradients of inputs and weights; attention recomputes its scores. A layer that is recomputed
+        whole is launched and run with them: where one of both waits for its host the other makes good for it.
         """
         products_s, attention_s = self.matrices_s(routed) + self.elementwise_s(routed), self.attention_s()
         kernels, moved = LAYER_KERNELS + self._unfused(), self._moved(routed)
         forward = self._pass(products_s + attention_s, kernels, moved, attention_s, 1.0)
         if not train:
             return (forward,)
-        again, full = self.rows.recompute, self.rows.recompute == 2
+        again, full = self.rows.recompute == 1, self.rows.recompute == 2
         gradients_s = constant(self.site.rates, "attention.backward") * attention_s
-        device_s = 2 * products_s + gradients_s + (again == 1) * attention_s
-        kernels = constant(self.site.rates, "launch.backward") * kernels
-        backward = self._pass(device_s, kernels, moved, gradients_s, 2.0)
-        if not full.any():
-            return forward, backward
-        repeated = (one + full * other for one, other in zip(backward.parts, forward.parts, strict=True))
-        return forward, Pass(*repeated)
+        device_s = (2 + full) * products_s + gradients_s + (again | full) * attention_s
+        kernels = (constant(self.site.rates, "launch.backward") + full) * kernels
+        moved = tuple((1 + full) * seconds for seconds in moved)
+        return forward, self._pass(device_s, kernels, moved, gradients_s + full * attention_s, 2.0 + full)
 
     def attention_s(self) -> Floats:
         """Scores and weighted values of one layer, forward."""
@@ -178,13 +175,18 @@ class Block:
         )
         return np.where(self.rows.sequence_parallel, pair_s, reduce_s)
 
-    def _moved(self, routed: bool) -> tuple[Floats, Floats]:
+    def _moved(self, routed: bool) -> tuple[Floats, ...]:
         """Collectives of one pass over a layer, of the tp group and of its experts."""
         pairs = np.where(self.rows.ep > 1, 1 + (self.spec.shared_experts > 0), 2) if routed else 2
         return pairs * self.hidden_tp_s(), 2 * self.experts_exchange_s() if routed else np.zeros(len(self.rows))
 
     def _pass(
-        self, device_s: Floats, kernels: Floats, moved: tuple[Floats, Floats], attention_s: Floats, exchanges: float
+        self,
+        device_s: Floats,
+        kernels: Floats,
+        moved: tuple[Floats, ...],
+        attention_s: Floats,
+        exchanges: Floats | float,
     ) -> Pass:
         """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
         tp_s, ep_s = moved
@@ -262,7 +264,7 @@ class Block:
         factor = constant(self.site.rates, "stream.activation")
         return stream_s(self.site.rates, factor * self.tokens * elements * self.element_bytes)
 
-    def _ring_s(self, exchanges: float, attention_s: Floats) -> Floats:
+    def _ring_s(self, exchanges: Floats | float, attention_s: Floats) -> Floats:
         """Keys and values go round the cp ranks behind the attention of those at hand; what does not fit shows."""
         cp, spec = self.rows.cp, self.spec
         keys = 2 * _ceil(spec.kv_heads, self.rows.tp) * spec.head_dim
