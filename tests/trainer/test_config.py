@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nereus.core import SettingsError
-from nereus.trainer.config import OptimizerConfig, SamplingConfig
+from nereus.families.models import named
+from nereus.trainer.config import ModelSource, OptimizerConfig, SamplingConfig
+from tests.trainer.world import config
 
 
 def test_rate_is_constant_by_default() -> None:
@@ -32,3 +36,10 @@ def test_warm_up_scales_the_decayed_rate() -> None:
 def test_sampling_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match="need temperature > 0 and 0 < top_p <= 1"):
         SamplingConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_family_that_is_planned_only_is_refused() -> None:
+    made = config()
+    models = dict(made.models) | {"actor": ModelSource("nowhere", named("Qwen3-30B-A3B"))}
+    with pytest.raises(SettingsError, match=r"models.actor: qwen3_moe can be planned.*it runs llama, mistral, qwen2, "):
+        replace(made, models=models)
