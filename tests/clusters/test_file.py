@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nereus.clusters.file import File, read
+from nereus.clusters.file import File, read, written
+from nereus.clusters.named import machine
 from nereus.core import Boundary, Link, SettingsError
 
 TEXT = """
@@ -84,3 +85,11 @@ def test_an_unknown_constant_is_refused_with_the_nearest_name(tmp_path: Path) ->
     path.write_text(TEXT.replace("launch_s: 1e-5}", "launch_s: 1e-5, constants: {gem.share: 0.5}}"))
     with pytest.raises(SettingsError, match=r"'gem\.share' in kind\.constants.*did you mean 'gemm\.share'"):
         read(path)
+
+
+def test_a_written_cluster_is_read_as_it_was(tmp_path: Path) -> None:
+    cluster = machine("h200x4", nodes=3)
+    path = tmp_path / "pool.yaml"
+    path.write_text(written(cluster, ["Three nodes."]))
+    assert path.read_text().startswith("# Three nodes.\n")
+    assert read(path) == cluster

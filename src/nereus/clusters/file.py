@@ -14,7 +14,7 @@ name (`nereus calibrate` writes such a file).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,38 @@ def read(
     per_node = per_node if devices_per_node is None else devices_per_node
     devices = tuple(Device(index, index // per_node, kind.name) for index in range(count * per_node))
     return Cluster(devices, {kind.name: kind}, {name: _link(path, name, link) for name, link in links.items()})
+
+
+def written(cluster: Cluster, heading: Iterable[str] = ()) -> str:
+    """A file from which `read` makes the cluster again: one kind of device, numbered node by node."""
+    (kind,) = cluster.kinds.values()
+    nodes = len({device.node for device in cluster.devices})
+    described: dict[str, Any] = {
+        "name": kind.name,
+        "memory": kind.memory_bytes,
+        "peak_flops": {precision: _rounded(peak) for precision, peak in kind.peak_flops.items()},
+        "memory_rate": _rounded(kind.memory_bytes_per_s),
+        "launch_s": _rounded(kind.launch_s),
+    }
+    if kind.host_bytes_per_s:
+        described["host_rate"] = _rounded(kind.host_bytes_per_s)
+    described["constants"] = {name: _rounded(value) for name, value in kind.constants.items()}
+    links = {
+        name: {
+            "rate": _rounded(link.bytes_per_s),
+            "latency_s": _rounded(link.latency_s),
+            "constants": {constant: _rounded(value) for constant, value in link.constants.items()},
+        }
+        for name, link in cluster.links.items()
+    }
+    top = {"nodes": nodes, "devices_per_node": len(cluster.devices) // nodes, "kind": described, "links": links}
+    lines = [f"# {line}\n" for line in heading]
+    return "".join(lines) + yaml.safe_dump(top, sort_keys=False)
+
+
+def _rounded(value: float) -> float:
+    """Four digits: no measurement knows more. Whole numbers are stated ones."""
+    return value if value == int(value) else float(f"{value:.4g}")
 
 
 def _kind(path: Path, data: Any, memory: str | int | None) -> DeviceKind:

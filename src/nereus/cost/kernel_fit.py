@@ -7,6 +7,7 @@ at its start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,8 @@ COLLECTIVE = {
 """`latency_s` is a field of the link, fitted with its constants."""
 HOLD = 0.02
 """Pull of a constant's logarithm to its start, beside residuals of one timing."""
+MOST_SHARE = 1.2
+"""No kernel gets further beyond a nominal peak."""
 SOFT = 0.1
 """Residual from which one timing counts less than in proportion."""
 
@@ -160,5 +163,7 @@ def _fit(start: Constants, predict: Callable[[Constants], Floats], seconds: Floa
         return np.concatenate([np.log(predicted / seconds), HOLD * (logs - origin)])
 
     # Within a factor of e^8 of the start every form stays finite.
-    found = least_squares(residuals, origin, bounds=(origin - 8, origin + 8), loss="soft_l1", f_scale=SOFT)
+    highest = np.array([math.log(MOST_SHARE) if name.endswith(("share", "stream")) else np.inf for name in names])
+    bounds = (origin - 8, np.minimum(origin + 8, highest))
+    found = least_squares(residuals, origin, bounds=bounds, loss="soft_l1", f_scale=SOFT)
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
