@@ -219,6 +219,9 @@ def test_a_model_may_be_named_to_plan_with(tmp_path: Path) -> None:
         ("actor", "reference", "reward", "critic"), 2048
     )
     assert not build.trainable(settings)
-    bad = build.resolve(job(tmp_path, models={"actor": {"name": "llama-9.9-1b"}}, task=None), ["algorithm.use=grpo"])
+    bad = build.resolve(
+        job(tmp_path, models=dict.fromkeys(("actor", "reward"), {"name": "llama-9.9-1b"}), task=None),
+        ["algorithm.use=grpo"],
+    )
     with pytest.raises(SettingsError, match=r"llama-9\.9-1b"):
         build.specs(bad)

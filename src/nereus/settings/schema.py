@@ -85,7 +85,7 @@ def _form(value: Any) -> str:
 
 
 Model = Annotated[
-    Annotated[str, Tag(DIRECTORY)] | Annotated[Named, Tag(NAMED)] | Annotated[Sizes, Tag(SIZES)],
+    Annotated[str, Tag(DIRECTORY)] | Annotated[Sizes, Tag(SIZES)] | Annotated[Named, Tag(NAMED)],
     Discriminator(_form),
 ]
 """A Hugging Face directory, a well-known name, or sizes alone."""
