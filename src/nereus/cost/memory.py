@@ -173,18 +173,29 @@ class Load:
 
         With flash attention nothing of its inside is saved, so that selective recomputation frees nothing.
         """
-        widths, dense, experts = self.widths, self.dense, self.experts
-        plain, routed = widths.kept(experts=False), widths.kept(experts=True)
+        widths, elements = self.widths, tokens * self.memory.element_bytes
+        layers = (widths.kept(experts=False), widths.kept(experts=True))
+        kept, largest = self._added(*layers), self._largest(*layers)
         full = self.rows.recompute == RECOMPUTE.index("full")
-        kept = np.where(full, self.ranks.layers * widths.residual, dense * plain + experts * routed)
-        largest = np.maximum(plain * (dense > 0), routed * (experts > 0))
-        block = np.maximum(widths.ffn * (dense > 0), widths.expert_ffn * (experts > 0))
-        elements = tokens * self.memory.element_bytes
+        kept = np.where(full, self.ranks.layers * widths.residual, kept)
+        block = self._largest(widths.ffn, widths.expert_ffn)
         return {
             "activations": elements * (in_flight * kept + np.where(self.ranks.last, widths.norm, 0.0)),
             "recomputed layer": np.where(full, elements * largest, 0.0),
             "working set": elements * (2 * self.memory.spec.hidden + 2 * block),
         }
+
+    def _added(self, plain: Floats, routed: Floats) -> Floats:
+        """All layers of a rank, of `plain` elements without experts and `routed` with."""
+        if not self.memory.spec.experts:
+            return self.ranks.layers * plain
+        return self.dense * plain + self.experts * routed
+
+    def _largest(self, plain: Floats, routed: Floats) -> Floats:
+        """The larger kind of layer that a rank has; any for one without layers."""
+        if not self.memory.spec.experts:
+            return plain
+        return np.maximum(plain * (self.dense > 0), routed * (self.experts > 0))
 
     def _forward(self) -> dict[str, Floats]:
         sequences = np.minimum(self.rows.micro_batch, -(-self.memory.workload.sequences // self.rows.dp))
@@ -196,8 +207,7 @@ class Load:
 
     def _working(self) -> Floats:
         """Elements a token alive at once inside the largest layer of a rank, without autograd."""
-        plain, routed = self.widths.working(experts=False), self.widths.working(experts=True)
-        return np.maximum(plain * (self.dense > 0), routed * (self.experts > 0))
+        return self._largest(self.widths.working(experts=False), self.widths.working(experts=True))
 
     def _logits(self, tokens: Floats, copies: int) -> Floats:
         """Of the tokens of a micro-batch that have any; a scalar head has one a token."""
@@ -276,6 +286,8 @@ def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:
     (interleaved) it starts more, of a chunk each.
     """
     after = rows.pp - ranks.index
+    if (rows.vpp == 1).all():
+        return np.asarray(np.minimum(after, count), dtype=np.float64)
     chunks = 2 * (after - 1) + (rows.vpp - 1) * rows.pp + 1
     return np.asarray(np.minimum(np.where(rows.vpp > 1, chunks / rows.vpp, after), count), dtype=np.float64)
 
