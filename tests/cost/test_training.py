@@ -97,6 +97,15 @@ def test_latent_attention_by_hand() -> None:
     assert price.seconds[0] == pytest.approx(4 * TOKENS * (2 * layer + HEAD) / 1e12)
 
 
+def test_layers_with_a_window_attend_to_fewer_tokens() -> None:
+    """Of 16 tokens each sees at most 4: 4 × 16 - 8 pairs instead of 128, in one of the two layers."""
+    plain, windowed = (
+        training.forward(spec, rows(), work(4), site(flops=1e12))
+        for spec in (TINY, replace(TINY, window=4, full_every=2))
+    )
+    assert plain.seconds[0] - windowed.seconds[0] == pytest.approx(4 * TOKENS * ATTENTION * (1 - 56 / 128) / 1e12)
+
+
 def test_tensor_parallel_ranks_compute_a_share_and_reduce_hidden_states() -> None:
     slow = site(flops=1e12, intra=Link(1e9, 0.0))
     whole, half = (training.update(TINY, rows(tp=tp), work(4), slow) for tp in (1, 2))
