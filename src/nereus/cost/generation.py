@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from nereus.core import ModelSpec, Workload
+from nereus.core import Lengths, ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.decoding import Engine, Parts
 from nereus.cost.lengths import GROUPS, decode_profile
@@ -73,14 +74,19 @@ class _Wave:
 def segments(workload: Workload, live: Floats) -> tuple[Floats, Floats, Floats]:
     """(steps, ends, alive), each [segment, row]: decode steps, the token count they reach, sequences still alive."""
     counts, index = np.unique(live.astype(np.int64), return_inverse=True)
-    ends, alive = np.zeros((GROUPS, len(counts))), np.zeros((GROUPS, len(counts)))
-    for column, count in enumerate(counts):
-        profile_ends, profile_live = decode_profile(workload.response, int(count))
-        size = len(profile_ends)
-        ends[:size, column], ends[size:, column] = profile_ends, profile_ends[-1]
-        alive[:size, column] = profile_live
+    groups = np.minimum(counts, GROUPS)
+    ends = np.array([_ends(workload.response, int(group)) for group in groups]).T
+    position = np.arange(GROUPS)[:, None]
+    alive = np.ceil(counts * np.maximum(1.0 - position / groups, 0.0))
     steps = np.diff(ends, axis=0, prepend=0.0)
     return steps[:, index], ends[:, index], alive[:, index]
+
+
+@lru_cache(maxsize=1024)
+def _ends(response: Lengths, groups: int) -> Floats:
+    """Where each of so many groups of equal size ends, the longest repeated up to `GROUPS`."""
+    ends, _ = decode_profile(response, groups)
+    return np.concatenate([ends, np.full(GROUPS - groups, ends[-1])])
 
 
 def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:

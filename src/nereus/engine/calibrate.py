@@ -106,7 +106,10 @@ def calibrate(out: Path, devices: int, quick: bool) -> Report:
         notes = ["one device: links are not measured but guessed, measure with more devices or correct them"]
     ids = tuple(Device(index, 0, kind.name) for index in range(devices))
     cluster = Cluster(ids, {kind.name: kind}, {"intra": link, "inter": link})
-    out.write_text(written(cluster, ["Measured by `nereus calibrate`.", *notes]), encoding="utf-8")
+    try:
+        out.write_text(written(cluster, ["Measured by `nereus calibrate`.", *notes]), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"calibrate: {out} cannot be written: {error.strerror}") from None
     passed_s = time.monotonic() - began_s
     return Report(str(out), devices, kind, link, timings.setup_s, error, passed_s, tuple(notes))
 
