@@ -31,8 +31,10 @@ from nereus.controller.admission.always import Always
 from nereus.controller.brain import Brain
 from nereus.core import (
     Assignment,
+    Candidate,
     Capabilities,
     ControllerState,
+    Layout,
     Lengths,
     ModelStage,
     Observation,
@@ -46,7 +48,7 @@ from nereus.cost.step import StepModel
 from nereus.engine.executor import TransitionExecutor
 from nereus.families.llama import Llama
 from nereus.planning.judge import misfit
-from nereus.planning.legal import Refusals, legal
+from nereus.planning.legal import legal_tp
 from nereus.planning.problem import Problem
 from nereus.tasks.counting import Counting
 from nereus.trainer.config import JobConfig, ModelSource, OptimizerConfig, SamplingConfig
@@ -155,8 +157,12 @@ def _positions(unit: Sequence[int], tp: int, names: dict[int, int]) -> tuple[tup
 
 
 def _placed(problem: Problem, model_stage: ModelStage) -> Iterator[Assignment]:
-    pool = problem.cluster.ids
-    for candidate in legal(problem, model_stage, len(pool), Refusals()):
+    pool, able, pin = problem.cluster.ids, problem.capabilities, problem.capabilities.pin(model_stage)
+    for tp, pp, dp in product(legal_tp(problem, model_stage), able.pp, range(1, len(pool) + 1)):
+        candidate = Candidate(model_stage, Layout(tp, pp), dp, pin.micro_batch or 1)
+        asked = all(wanted in (None, given) for wanted, given in ((pin.tp, tp), (pin.pp, pp), (pin.dp, dp)))
+        if not asked or candidate.devices > len(pool):
+            continue
         size = candidate.layout.size
         for devices in combinations(pool, candidate.devices):
             units = tuple(devices[start : start + size] for start in range(0, len(devices), size))
