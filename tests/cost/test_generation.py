@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,10 @@ LLAMA = named("Llama-3.1-8B")
 WORKLOAD = Workload(64, 4, Lengths(500, 900, 1024), Lengths(1000, 3000, 4096), 256, 4096)
 
 
-def site(kind: DeviceKind | None = None, precision: str = "bf16", **constants: float) -> Site:
+def site(kind: DeviceKind | None = None, precision: str = "bf16", constants: Mapping[str, float] | None = None) -> Site:
     pool = machine("h200x8")
     (known,) = pool.kinds.values()
-    chosen = kind or replace(known, constants=dict(known.constants) | constants)
+    chosen = kind or replace(known, constants=dict(known.constants) | dict(constants or {}))
     return Site(Rates.of(chosen, precision), pool.links["intra"], pool.links["inter"], Calibration(), (chosen,))
 
 
@@ -96,12 +97,12 @@ def test_a_latent_cache_is_read_once_for_all_heads() -> None:
 
 def test_waves_repeat_the_tail_and_refilling_does_not() -> None:
     one_bytes = 32 * 2 * 8 * 128 * 2 * 5120
-    waves = seconds(micro_batch=32, kv_bytes=32 * one_bytes, where=site(**{"generation.refill": 0.0}))
+    waves = seconds(micro_batch=32, kv_bytes=32 * one_bytes, where=site(constants={"generation.refill": 0.0}))
     refilled = seconds(micro_batch=32, kv_bytes=32 * one_bytes)
     unlimited = seconds()
     assert unlimited < refilled < waves
     # 256 sequences in 8 waves of 32, each as long as the longest sequence.
-    assert waves == pytest.approx(8 * seconds(dp=8, where=site(**{"generation.refill": 0.0})), rel=0.05)
+    assert waves == pytest.approx(8 * seconds(dp=8, where=site(constants={"generation.refill": 0.0})), rel=0.05)
 
 
 def test_a_larger_kv_budget_never_takes_longer() -> None:
@@ -126,7 +127,7 @@ def test_tp_reads_less_and_pays_for_it_with_messages() -> None:
 
 
 def test_an_engine_without_graphs_waits_for_its_launches() -> None:
-    eager, graphs = (seconds(tp=8, where=site(**{"generation.launches": share})) for share in (1.0, 0.02))
+    eager, graphs = (seconds(tp=8, where=site(constants={"generation.launches": share})) for share in (1.0, 0.02))
     where = site()
     assert 0 < eager - graphs < 34 * where.rates.launch_s * 33 * 4096
     assert eager > 1.05 * graphs

@@ -3,6 +3,8 @@
 A unit holds as many sequences at once as its KV budget allows. Without a budget that is its whole share. A plain engine
 works through the share in waves of `Rows.micro_batch` padded sequences; one that refills (`generation.refill`) gives a
 place that comes free to the next sequence, so that the batch shrinks only at the end, and its budget counts in tokens.
+Such an engine admits a sequence when its prompt fits: one that had to wait is expected to be preempted once, and to be
+computed again as far as it had come.
 A token passes all pp ranks in turn: at any time one of them works.
 """
 
@@ -57,16 +59,19 @@ class _Wave:
         """Prefill, decode steps, and seconds between steps; `live` sequences of `share` at once."""
         refills = self.engine["generation.refill"] > 0
         prompt = self.workload.prompt.mean if refills else self.workload.prompt.maximum
+        cached = prompt + _occupied(self.workload)
         steps, ends, alive = segments(self.workload, live)
         context = prompt + ends - steps / 2
         if refills:
-            first, cached = (share / live - 1) * self.workload.response.mean, prompt + _occupied(self.workload)
+            first = (share / live - 1) * self.workload.response.mean
             steps, alive = np.vstack([first[None], steps]), np.vstack([live[None], alive])
             context = np.vstack([np.full((1, len(live)), cached), context])
             passes, waves = share / live, np.ones_like(live)
         else:
             passes = waves = np.ceil(share / live)
         prefill = self.engine.prefill(live, prompt).times(passes[None])
+        if refills:
+            prefill = prefill + self.engine.prefill(live, cached).times((share / live - 1)[None])
         decode = self.engine.step(alive, context).times(waves * steps)
         return prefill, decode, (waves * steps * self.engine.between_s(alive)).sum(axis=0)
 
