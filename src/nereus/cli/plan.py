@@ -83,7 +83,7 @@ def plan(
         bool, option("DP and micro-batch must divide the batch.", HOST, name="--even-shares")
     ] = False,
     top: Annotated[int, option("How many plans.", SHOW, "K")] = 8,
-    advice: Annotated[bool, option("Look for what would help.", SHOW)] = False,
+    advice: Annotated[bool, option("Look for what would help.", SHOW)] = True,
     html: Annotated[Path | None, option("Also write a page with pictures.", SHOW, "FILE")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -38,6 +38,11 @@ def rate_bytes_per_s(value: str | int | float, what: str) -> float:
     return float(size_bytes(text, what))
 
 
+def show_seconds(seconds: float) -> str:
+    """Seconds for people, three digits and no exponent above one: `0.0123`, `54.2`, `1,480`."""
+    return f"{seconds:,.0f}" if abs(seconds) >= 99.95 else f"{seconds:.3g}"
+
+
 def show_bytes(size: float) -> str:
     """A size for people, at least three digits: `24 MiB`, `1.5 KiB`, `1023 KiB`."""
     for power, prefix in reversed(tuple(enumerate("KMGTP", start=1))):

@@ -6,7 +6,7 @@ Every answer is a search of a changed problem, so its numbers are those of a pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from nereus.core import (
     Capabilities,
@@ -20,7 +20,7 @@ from nereus.core import (
     Plan,
     Workload,
 )
-from nereus.core.sizes import show_bytes
+from nereus.core.sizes import show_bytes, show_seconds
 from nereus.planning.judge import Scored
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
@@ -55,8 +55,9 @@ class Advice:
     def describe(self) -> str:
         """One line with its numbers."""
         if self.now_s is None:
-            return f"{self.change}: fits, {self.step_s:.3g} s a step"
-        return f"{self.change}: {self.step_s:.3g} s instead of {self.now_s:.3g} s a step ({-self.gain:+.0%})"
+            return f"{self.change}: fits, {show_seconds(self.step_s)} s a step"
+        seconds = f"{show_seconds(self.step_s)} s instead of {show_seconds(self.now_s)} s a step"
+        return f"{self.change}: {seconds} ({-self.gain:+.0%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ def remedies(problem: Problem, widest: Capabilities) -> tuple[Advice, ...]:
 
     `widest` is what the job's host could be told to do beyond what the problem allows today.
     """
-    found = [*_tried(_options(problem, widest)), *_tried(_unpinned(problem, widest))]
+    options = tuple(_options(problem, widest))
+    found = list(_tried(options))
+    if len(options) > 1 and not found:  # none of them alone
+        found += _tried(tuple(_together(options, problem)))
+    found += _tried(_unpinned(problem, widest))
     for look in (_shorter, _larger_pool, _more_memory):
         found.extend(look(problem))
     return tuple(found)
@@ -149,6 +154,18 @@ def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
     kinds = {problem.cluster.kinds[device.kind].host_bytes_per_s for device in problem.cluster.devices}
     if widest.offload and not able.offload and min(kinds) > 0:
         yield change("offload of idle model-stages to the host", offload=True)
+
+
+def _together(options: tuple[_Change, ...], problem: Problem) -> Iterator[_Change]:
+    """All options at once."""
+    able = problem.capabilities
+    for option in options:
+        chosen = option.problem.capabilities
+        changed = {
+            f.name: getattr(chosen, f.name) for f in fields(able) if getattr(chosen, f.name) != getattr(able, f.name)
+        }
+        problem = replace(problem, capabilities=replace(problem.capabilities, **changed))
+    yield _Change("option", f"all of: {'; '.join(option.words for option in options)}", problem)
 
 
 def _unpinned(problem: Problem, widest: Capabilities) -> Iterator[_Change]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from nereus.core.sizes import show_bytes
+from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import tables
 from nereus.report.answer import IMPORTED, Answer, Comparison
 from nereus.report.views import CallView, MemoryView, PlanView
@@ -36,9 +36,9 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "The best plan")
     if shown.result is not None:
-        parts.append(f"<p>None of {shown.result.considered:,} plans is below {shown.result.bound_s:.3g} s a step.</p>")
+        parts.append(f"<p>No plan is below {show_seconds(shown.result.bound_s)} s a step.</p>")
     if shown.runners_up:
-        rows = ((f"{r.step_s:.3g}", f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
+        rows = ((show_seconds(r.step_s), f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
         parts += ["<h2>Plans that came close</h2>", _table(("step s", "slower by", "what differs"), rows)]
     if shown.advice:
         title = "What would help" if shown.best is None else "What would make the step shorter"
@@ -58,13 +58,13 @@ def plan(view: PlanView, title: str) -> list[str]:
             *map(str, (s.tp, s.pp, s.dp, s.micro_batch)),
             tables.options(s),
             s.where,
-            f"{s.seconds:.3g}",
+            show_seconds(s.seconds),
             f"{show_bytes(s.stored_bytes)} + {show_bytes(s.added_bytes)}",
         )
         for s in view.stages
     )
     columns = ("model-stage", "tp", "pp", "dp", "micro-batch", "with", "devices", "seconds", "stored + added")
-    step = f"predicted step {view.step_s:.3g} s, give or take {view.uncertainty:.0%}; {view.limited_by}"
+    step = f"predicted step {show_seconds(view.step_s)} s, give or take {view.uncertainty:.0%}; {view.limited_by}"
     return [
         f"<h2>{escape(title)}</h2>",
         f"<p>{escape(step)}</p>",
@@ -95,7 +95,7 @@ def timeline(view: PlanView) -> str:
             f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{_colour(names, call.model_stage)}"'
             f"{edge}><title>{escape(_about(call))}</title></rect>"
         )
-        shapes.append(_text(x + width + 4, y, f"{call.seconds:.3g} s"))
+        shapes.append(_text(x + width + 4, y, f"{show_seconds(call.seconds)} s"))
     return _svg(len(lanes), shapes)
 
 
@@ -136,10 +136,10 @@ def _comparison(found: Comparison) -> list[str]:
         parts.append(f'<p class="bad">does not fit: {escape(found.reason)}</p>')
     if found.slower is not None and found.view is not None and found.other is not None:
         parts.append(
-            f"<p>{found.view.step_s:.3g} s a step; the best plan takes {found.other.step_s:.3g} s "
+            f"<p>{show_seconds(found.view.step_s)} s a step; the best plan takes {show_seconds(found.other.step_s)} s "
             f"({found.slower:+.1%}). To the best plan: {escape(found.changes)}</p>"
         )
-        rows = ((call, f"{own:.3g}", f"{best:.3g}", f"{best - own:+.3g}") for call, own, best in found.calls)
+        rows = ((call, show_seconds(own), show_seconds(best), f"{best - own:+.3g}") for call, own, best in found.calls)
         parts.append(_table(("call", "own s", "best s", "difference s"), rows))
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, f"The {found.own} as a plan")
@@ -150,8 +150,8 @@ def _comparison(found: Comparison) -> list[str]:
 
 def _about(call: CallView) -> str:
     classes = sorted(call.classes.items(), key=lambda entry: -entry[1])
-    inside = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in classes if seconds)
-    return f"{call.call}: {call.start_s:.3g} to {call.end_s:.3g} s; {inside}"
+    inside = ", ".join(f"{name} {show_seconds(seconds)} s" for name, seconds in classes if seconds)
+    return f"{call.call}: {show_seconds(call.start_s)} to {show_seconds(call.end_s)} s; {inside}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nereus.core import Rejection
-from nereus.core.sizes import show_bytes
+from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report.answer import IMPORTED, Answer, Comparison, RunnerUp
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
@@ -32,7 +32,8 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
         parts += plan(shown.best, "plan")
     if shown.result is not None:
         parts.append(
-            f"{shown.result.considered:,} plans compared, none of them below {shown.result.bound_s:.3g} s a step"
+            f"{shown.result.considered:,} candidates of its model-stages were priced; "
+            f"no plan is below {show_seconds(shown.result.bound_s)} s a step"
         )
     if shown.runners_up:
         parts.append(_runners_up(shown.runners_up))
@@ -48,7 +49,7 @@ def plan(view: PlanView, title: str) -> list[RenderableType]:
     """Layouts, calls and memory of one plan."""
     return [
         _layouts(view.stages, title),
-        f"predicted step {view.step_s:.3g} s, give or take {view.uncertainty:.0%}; {escape(view.limited_by)}",
+        f"predicted step {show_seconds(view.step_s)} s, give or take {view.uncertainty:.0%}; {escape(view.limited_by)}",
         _calls(view.calls),
         _memory(view.memory),
     ]
@@ -64,11 +65,15 @@ class Refusal(TypedDict):
 
 def grouped(refused: Collection[Rejection]) -> list[Refusal]:
     """Refused candidates by reason, the most frequent first, with a few examples."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[Rejection]] = {}
     for rejection in refused:
-        by_reason.setdefault(rejection.reason, []).append(rejection.plan)
-    ranked = sorted(by_reason.items(), key=lambda entry: -len(entry[1]))
-    return [Refusal(reason=reason, count=len(plans), examples=plans[:EXAMPLES]) for reason, plans in ranked]
+        by_reason.setdefault(rejection.reason, []).append(rejection)
+    counts = {reason: sum(each.count for each in alike) for reason, alike in by_reason.items()}
+    ranked = sorted(by_reason.items(), key=lambda entry: -counts[entry[0]])
+    return [
+        Refusal(reason=reason, count=counts[reason], examples=[each.plan for each in alike[:EXAMPLES]])
+        for reason, alike in ranked
+    ]
 
 
 def options(stage: StageView) -> str:
@@ -104,12 +109,12 @@ def _comparison(found: Comparison) -> list[RenderableType]:
     parts: list[RenderableType] = []
     verdict = f"{found.own}: {'fits' if found.fits else 'does not fit'}"
     if found.view is not None:
-        verdict += f"; {found.view.step_s:.3g} s a step"
+        verdict += f"; {show_seconds(found.view.step_s)} s a step"
     if found.better is found.view and found.fits:
         verdict += ", no faster plan was found"
     elif found.slower is not None and found.other is not None:
         more = "more" if found.slower >= 0 else "less"
-        verdict += f", {abs(found.slower):.1%} {more} than the best plan ({found.other.step_s:.3g} s)"
+        verdict += f", {abs(found.slower):.1%} {more} than the best plan ({show_seconds(found.other.step_s)} s)"
     parts.append(escape(verdict))
     if found.reason:
         parts.append(escape(found.reason))
@@ -120,7 +125,7 @@ def _comparison(found: Comparison) -> list[RenderableType]:
     if found.calls and found.better is found.other:
         table = _table("where they differ", "call", f"{found.own} s", "best plan s", "difference s")
         for call, own, other in found.calls:
-            table.add_row(call, f"{own:.3g}", f"{other:.3g}", f"{other - own:+.3g}")
+            table.add_row(call, show_seconds(own), show_seconds(other), f"{other - own:+.3g}")
         parts.append(table)
         parts.append(f"to the best plan: {escape(found.changes)}")
     return parts
@@ -136,7 +141,7 @@ def _layouts(stages: Sequence[StageView], title: str) -> Table:
             *map(str, degrees),
             options(stage),
             escape(stage.where),
-            f"{stage.seconds:.3g}",
+            show_seconds(stage.seconds),
             size,
         )
     return table
@@ -146,7 +151,7 @@ def _calls(calls: Sequence[CallView]) -> Table:
     """What limits the step: the calls on its critical path, the others beside it."""
     table = _table("step", "call", "of", "starts s", "takes s", "on the critical path", "mostly")
     for call in calls:
-        times = (f"{call.start_s:.3g}", f"{call.seconds:.3g}")
+        times = (show_seconds(call.start_s), show_seconds(call.seconds))
         table.add_row(call.call, call.model_stage, *times, "yes" if call.critical else "", mostly(call.classes))
     return table
 
@@ -164,7 +169,7 @@ def _memory(rows: Sequence[MemoryView]) -> Table:
 def _runners_up(others: Sequence[RunnerUp]) -> Table:
     table = _table("plans that came close", "step s", "slower by", "what differs")
     for other in others:
-        table.add_row(f"{other.step_s:.3g}", f"{other.slower:.1%}", escape(other.changes.replace("; ", "\n")))
+        table.add_row(show_seconds(other.step_s), f"{other.slower:.2%}", escape(other.changes.replace("; ", "\n")))
     return table
 
 

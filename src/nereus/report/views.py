@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereus.core import Estimate, ModelStage, Plan
+from nereus.core.sizes import show_seconds
 from nereus.cost.peaks import Peak
 from nereus.cost.schedule import SYNC
 from nereus.cost.step import StepModel
@@ -25,7 +26,7 @@ CLASSES = {
     "cp": "context-parallel communication",
     "ep": "expert-parallel communication",
     "sync": "weight synchronisation",
-    "dispatch": "dispatch",
+    "dispatch": "host overhead of every token or call",
     "offload": "moving state to and from the host",
 }
 """Operation classes in words."""
@@ -127,7 +128,8 @@ class PlanView:
 def limited_by(calls: tuple[CallView, ...], step_s: float) -> str:
     """The call that takes most of the critical path, and what that call spends its time on."""
     longest = max((call for call in calls if call.critical), key=lambda call: call.seconds)
-    text = f"{longest.call} takes {longest.seconds:.3g} of {step_s:.3g} s ({longest.seconds / step_s:.0%})"
+    seconds = f"{show_seconds(longest.seconds)} of {show_seconds(step_s)} s"
+    text = f"{longest.call} takes {seconds} ({longest.seconds / step_s:.0%})"
     if not longest.classes:
         return text
     name = max(longest.classes, key=longest.classes.__getitem__)
