@@ -2,7 +2,16 @@
 
 from nereus.transition.compile import compile, connect
 from nereus.transition.decompose import LocalDAG, decompose
-from nereus.transition.estimate import composed_bytes, estimate, minimum_bytes
+from nereus.transition.estimate import (
+    Span,
+    composed_bytes,
+    critical_path,
+    estimate,
+    minimum_bytes,
+    on_links,
+    timeline,
+    traffic,
+)
 from nereus.transition.fit import fit, peak_bytes, stored_bytes
 from nereus.transition.place import place
 from nereus.transition.routes import (
@@ -21,11 +30,13 @@ from nereus.transition.schedule import BlockedError, schedule
 __all__ = [
     "BlockedError",
     "LocalDAG",
+    "Span",
     "alias_source",
     "aliased",
     "compile",
     "composed_bytes",
     "connect",
+    "critical_path",
     "decompose",
     "estimate",
     "expand_flows",
@@ -35,10 +46,13 @@ __all__ = [
     "local_copies",
     "minimum_bytes",
     "moves_of",
+    "on_links",
     "peak_bytes",
     "place",
     "routes",
     "schedule",
     "source_units",
     "stored_bytes",
+    "timeline",
+    "traffic",
 ]

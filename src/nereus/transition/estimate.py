@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd
 
 from scipy.optimize import linear_sum_assignment
@@ -40,18 +41,13 @@ def estimate(
     The ideal is the critical path: a primitive waits for its predecessors and for its devices, and takes as long as
     its busiest device needs to send or to receive over each kind of link.
     """
-    node_of = {device.id: device.node for device in cluster.devices}
-    traffic = {
-        name: _traffic(found, schemas[ms].element_bytes, node_of)
-        for ms in dag.start.model_stages
-        for name, found in flows_of(dag, ms, schemas[ms]).items()
-    }
-    ideal_s, path = _critical_path(dag, {name: _seconds(entry, cluster) for name, entry in traffic.items()})
+    moved = traffic(dag, schemas, cluster)
+    spans = timeline(dag, moved, cluster)
+    ideal_s = max((span.end_s for span in spans.values()), default=0.0)
     seconds = calibration.transition_overhead_s + calibration.transition_scale * ideal_s if dag.primitives else 0.0
     by_link: Counter[str] = Counter({"intra": 0, "inter": 0})
-    for entry in traffic.values():
-        for (_, _, link), count in entry.items():
-            by_link[link] += count
+    for entry in moved.values():
+        by_link.update(on_links(entry))
     changed = [ms for ms in dag.start.model_stages if set(dag.start.of(ms)) != set(dag.goal.of(ms))]
     return TransitionEstimate(
         seconds=seconds,
@@ -60,12 +56,39 @@ def estimate(
         moved_bytes=by_link.total(),
         minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
         composed_bytes=sum(composed_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
-        critical_path=path,
+        critical_path=critical_path(spans),
     )
 
 
 Traffic = Mapping[tuple[int, int, str], int]
 """(source, target, kind of link) → bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a primitive runs, in ideal seconds from the start of the transition, and the one it waited for last."""
+
+    start_s: float
+    end_s: float
+    cause: str | None
+
+
+def traffic(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], cluster: Cluster) -> dict[str, Traffic]:
+    """Acquiring primitive id → what it moves."""
+    node_of = {device.id: device.node for device in cluster.devices}
+    return {
+        name: _traffic(found, schemas[ms].element_bytes, node_of)
+        for ms in dag.start.model_stages
+        for name, found in flows_of(dag, ms, schemas[ms]).items()
+    }
+
+
+def on_links(entry: Traffic) -> Counter[str]:
+    """Bytes by kind of link."""
+    total: Counter[str] = Counter()
+    for (_, _, link), count in entry.items():
+        total[link] += count
+    return total
 
 
 def _traffic(found: Iterable[Flow], element_bytes: int, node_of: Mapping[int, int]) -> Traffic:
@@ -87,29 +110,30 @@ def _seconds(traffic: Traffic, cluster: Cluster) -> float:
     return max(busy.values(), default=0.0)
 
 
-def _critical_path(dag: TransitionDAG, transfer_s: Mapping[str, float]) -> tuple[float, tuple[str, ...]]:
-    """The time at which the last primitive ends, and the primitives that it waited for one after another."""
+def timeline(dag: TransitionDAG, moved: Mapping[str, Traffic], cluster: Cluster) -> dict[str, Span]:
+    """Primitive id → its span: it waits for its predecessors and for what ran before it on its devices."""
     before = dag.predecessors()
-    end: dict[str, float] = {}
-    cause: dict[str, str | None] = {}
+    spans: dict[str, Span] = {}
     last_on: dict[int, str] = {}
     for primitive in dag.primitives:
         waits = before[primitive.id] | {last_on[device] for device in primitive.devices if device in last_on}
-        latest = max(sorted(waits), key=end.__getitem__, default=None)
+        cause = max(sorted(waits), key=lambda name: spans[name].end_s, default=None)
         setup_s = GROUP_SETUP_S * _joining(primitive, last_on)
-        cause[primitive.id] = latest
-        begin = end[latest] if latest is not None else 0.0
-        end[primitive.id] = begin + setup_s + PRIMITIVE_S + transfer_s.get(primitive.id, 0.0)
+        start_s = 0.0 if cause is None else spans[cause].end_s
+        end_s = start_s + setup_s + PRIMITIVE_S + _seconds(moved.get(primitive.id, {}), cluster)
+        spans[primitive.id] = Span(start_s, end_s, cause)
         last_on.update(dict.fromkeys(primitive.devices, primitive.id))
-    if not end:
-        return 0.0, ()
-    last = max(end, key=end.__getitem__)
+    return spans
+
+
+def critical_path(spans: Mapping[str, Span]) -> tuple[str, ...]:
+    """The primitives that the last one to end waited for, one after another, and itself."""
     path: list[str] = []
-    step: str | None = last
+    step = max(spans, key=lambda name: spans[name].end_s, default=None)
     while step is not None:
         path.append(step)
-        step = cause[step]
-    return end[last], tuple(reversed(path))
+        step = spans[step].cause
+    return tuple(reversed(path))
 
 
 def _joining(primitive: Primitive, seen: Mapping[int, str]) -> int:

@@ -1,0 +1,117 @@
+"""Cuts ranges that several owners hold among them, so that the senders' loads come out even.
+
+A *ribbon* is one range that some targets lack, of a number of identical tensors, laid end to end: (targets x tensors x
+rows). Every rank deals the same ribbons the same way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SNAP = 1 / 8
+"""A cut moves to the nearest whole tensor when that shifts at most this part of a sender's share."""
+WHOLE = 1 / 4
+"""A ribbon smaller than this part of the mean load of its owners goes to one sender uncut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ribbon:
+    """`rows` rows of `row_size` (elements or bytes) of each of `tensors` identical tensors, for each of `targets`."""
+
+    owners: tuple[int, ...]
+    targets: tuple[int, ...]
+    tensors: int
+    rows: int
+    row_size: int
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all targets and tensors."""
+        return len(self.targets) * self.tensors * self.rows
+
+    @property
+    def size(self) -> int:
+        """What is sent in all."""
+        return self.row_count * self.row_size
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows [start, stop) of the tensors [first, first + count), from `source` to `target`."""
+
+    source: int
+    target: int
+    first: int
+    count: int
+    start: int
+    stop: int
+
+
+def deal(ribbons: Sequence[Ribbon]) -> list[tuple[int, Segment]]:
+    """(index of the ribbon, segment) for all ribbons; loads are balanced over all of them together."""
+    # Ranges with few owners leave no choice, so they come first; the sort is stable.
+    order = sorted(range(len(ribbons)), key=lambda index: (len(ribbons[index].owners), -ribbons[index].size))
+    total = sum(ribbon.size for ribbon in ribbons)
+    senders = len({owner for ribbon in ribbons for owner in ribbon.owners})
+    loads: dict[int, float] = defaultdict(float)
+    found: list[tuple[int, Segment]] = []
+    for index in order:
+        whole = ribbons[index].size * senders < WHOLE * total
+        found.extend((index, segment) for segment in _deal(ribbons[index], loads, whole))
+    return found
+
+
+def _deal(ribbon: Ribbon, loads: dict[int, float], whole: bool) -> list[Segment]:
+    """Cut one ribbon among its owners and add the shares to `loads`."""
+    rows = ribbon.row_count
+    if whole or len(ribbon.owners) == 1:
+        shares = [0.0] * len(ribbon.owners)
+        shares[min(range(len(ribbon.owners)), key=lambda i: loads[ribbon.owners[i]])] = float(rows)
+    else:
+        levels = [loads[owner] / ribbon.row_size for owner in ribbon.owners]
+        shares = _fill(levels, rows)
+    done, ideal = 0, 0.0
+    dealt: list[Segment] = []
+    for owner, share in zip(ribbon.owners, shares, strict=True):
+        ideal += share
+        end = rows if ideal >= rows - 0.5 else _snap(ideal, ribbon.rows, share)
+        if end > done:
+            loads[owner] += (end - done) * ribbon.row_size
+            dealt.extend(_segments(ribbon, owner, done, end))
+            done = end
+    return dealt
+
+
+def _fill(levels: Sequence[float], amount: float) -> list[float]:
+    """What to add to each level so that `amount` in all makes the lowest ones equal (water filling)."""
+    total, surface = amount, 0.0
+    ordered = sorted(levels)
+    for count, level in enumerate(ordered, start=1):
+        total += level
+        surface = total / count
+        if count == len(ordered) or surface <= ordered[count]:
+            break
+    return [max(0.0, surface - level) for level in levels]
+
+
+def _snap(position: float, length: int, share: float) -> int:
+    nearest = round(position / length) * length
+    return nearest if abs(nearest - position) <= SNAP * share else round(position)
+
+
+def _segments(ribbon: Ribbon, owner: int, begin: int, end: int) -> list[Segment]:
+    """Positions [begin, end) of a ribbon: a cut tensor, whole tensors, a cut tensor, for each target."""
+    rows = ribbon.rows
+    made: list[Segment] = []
+    while begin < end:
+        place, row = divmod(begin, rows)
+        target, first = divmod(place, ribbon.tensors)
+        if row or end - begin < rows:
+            count, stop = 1, min(rows, row + end - begin)
+        else:
+            count, stop = min(ribbon.tensors - first, (end - begin) // rows), rows
+        made.append(Segment(owner, ribbon.targets[target], first, count, row, stop))
+        begin += count * (stop - row)
+    return made
