@@ -21,7 +21,7 @@ from nereus.core import (
     Workflow,
     Workload,
 )
-from nereus.cost.memory import Memory, sequence_kv_bytes
+from nereus.cost.memory import Memory, runtime_bytes, sequence_kv_bytes
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Rows
 from nereus.families import expert_fault
@@ -142,7 +142,8 @@ class _Placer:
     def engine(self, model_stage: ModelStage, layout: Layout, dp: int, offload: bool) -> Candidate:
         """Generation: as many sequences at once as the engine's share of memory has room for beside all else."""
         share = -(-self.workload.sequences // dp)
-        plain = Candidate(model_stage, layout, dp, share, offload=offload)
+        precision = "fp8" if "fp8" in (self.found.rollout.dtype or "") else ""
+        plain = Candidate(model_stage, layout, dp, share, offload=offload, precision=precision)
         if self.found.kv_share is None:
             return plain
         spec = self.workflow.spec(model_stage)
@@ -151,9 +152,11 @@ class _Placer:
         one = sequence_kv_bytes(spec, layout, self.workload)
         own = math.floor(self.found.kv_share * kind.memory_bytes)
         live = share
+        # Storage of one layer's keys or values exists twice while the cache grows.
+        grown = 1 + 1 / (2 * len(layout.layers_of(0, spec.layers)))
         for _ in range(2):  # what else a call needs grows with the sequences that run at once
             trial = replace(plain, micro_batch=live, kv_bytes=max(1, live * one))
-            room = own - _beside_cache(memory, trial, spec.layers)
+            room = math.floor((own - _beside_cache(memory, trial, spec.layers)) / grown)
             live = min(share, max(1, room // one))
         if room < one:
             raise _ImpossibleError(
@@ -168,12 +171,13 @@ class _Placer:
 
 
 def _beside_cache(memory: Memory, candidate: Candidate, layers: int) -> int:
-    """Bytes that generation takes on its fullest pp rank without the KV cache."""
+    """Bytes that an engine takes on its fullest pp rank beside its KV cache: engines count all that they allocate."""
     rows, ranks = Rows.of([candidate], layers, node_size=1), Ranks.every(candidate.layout, layers)
     stored = sum(memory.stored(rows, ranks).values())
+    kept = sum(size for name, size in memory.resident(rows, ranks).items() if name == "communicators")
     call = memory.transient(rows, ranks, Work.GENERATE)
-    others = sum(size for name, size in call.items() if name not in ("kv cache", "loaded state"))
-    return math.ceil(np.max(stored + others))
+    others = sum(size for name, size in call.items() if name not in ("kv cache", "kv growth", "loaded state"))
+    return math.ceil(np.max(stored + kept + others)) + runtime_bytes(memory.kind)
 
 
 def stage_layers(part: Part, layers: int) -> tuple[int, ...] | None:

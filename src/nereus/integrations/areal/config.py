@@ -29,7 +29,7 @@ def imported(keys: Keys) -> Imported:
         raise RefusedImportError(Refusal.NO_DEVICES, message)
     colocated = "|" in (keys.text("allocation_mode") or "") and "(" not in (keys.text("allocation_mode") or "")
     roles = ["actor"]
-    if keys.starts("ref.") or (keys.number("actor.kl_ctl") or 0.0) > 0:
+    if (keys.number("actor.kl_ctl", default=0.1, of="kl_penalty") or 0.0) > 0:
         roles.append("reference")
     if keys.starts("critic."):
         roles.append("critic")
