@@ -79,7 +79,9 @@ def machines() -> Listed:
         kind = cluster.kind(cluster.ids[0])
         rate = max(flops for dtype, flops in kind.peak_flops.items() if dtype in ("bf16", "fp16"))
         about = f"{len(cluster.ids)} devices of {show_bytes(kind.memory_bytes)}, {rate / 1e12:.0f} TFLOP/s bf16"
-        found[name] = (f"a machine: {about}, {kind.memory_bytes_per_s / 1e12:.3g} TB/s", {})
+        error = kind.constants.get("uncertainty")
+        known = f"scaled from measured machines, give or take {error:.0%}" if error else "times fitted to measurements"
+        found[name] = (f"a machine: {about}, {kind.memory_bytes_per_s / 1e12:.3g} TB/s; {known}", {})
     return found
 
 
