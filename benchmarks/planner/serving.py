@@ -105,11 +105,16 @@ class Group:
         return layers * (parts.dense + 2 * parts.reduce) + parts.embed + parts.reduce + parts.head + parts.gather
 
 
+def _rows(data: Path) -> list[Row]:
+    """Rows with a stated precision, of models and machines that are known here."""
+    table = read(data / "measured" / "serving_ttft_tpot_dense.csv")
+    return [row for row in table if row["precision"] and row["model_path"] in MODELS and row["system"] in TYPES]
+
+
 def groups(data: Path) -> list[Group]:
     """The rows with a stated precision."""
     found: dict[tuple[str, str, str, str], list[tuple[int, Row]]] = {}
-    rows = [row for row in read(data / "measured" / "serving_ttft_tpot_dense.csv") if row["precision"]]
-    for index, row in enumerate(rows):
+    for index, row in enumerate(_rows(data)):
         engine = f"{row['backend']} {row['backend_version']}"
         key = (MODELS[row["model_path"]], TYPES[row["system"]], row["precision"], engine)
         found.setdefault(key, []).append((index, row))
