@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test check bench bench-planner test-slow clean
+.PHONY: demo test check bench bench-planner baselines test-slow clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "nereus needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -50,6 +50,13 @@ bench: $(VENV)/dev.stamp build/tiny/build.json
 DATA ?= ../shared/data
 bench-planner: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.planner --data $(DATA) --json build/bench-planner.json
+
+# Other tools to compare with, each in an environment of its own; bench-planner uses those that exist.
+baselines: build/llm-analysis/bin/python
+
+build/llm-analysis/bin/python:
+	$(PYTHON) -m venv build/llm-analysis
+	build/llm-analysis/bin/pip install --quiet --no-deps llm-analysis==0.2.2 fire==0.5.0 six termcolor
 
 test-slow: $(VENV)/slow.stamp build/smollm2/config.json
 	$(BIN)/python -m pytest -m slow

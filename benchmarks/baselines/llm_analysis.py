@@ -1,7 +1,6 @@
 """Seconds of training steps as llm-analysis predicts them; run by the interpreter of an environment that has it.
 
-    python -m venv build/llm-analysis
-    build/llm-analysis/bin/pip install --no-deps llm-analysis==0.2.2 fire==0.5.0 six termcolor
+    make baselines
     build/llm-analysis/bin/python -P benchmarks/baselines/llm_analysis.py
 
 Reads a JSON list of runs from standard input and writes a JSON list of [step, passes] to standard output: the seconds
