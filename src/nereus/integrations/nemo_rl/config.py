@@ -4,6 +4,8 @@ examples/configs/grpo_math_1B.yaml (commit 7ea279a) is the base of most.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nereus.integrations._keys import Keys
 from nereus.integrations._tables import Table, degree, fill, name, part, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
@@ -98,14 +100,17 @@ def imported(keys: Keys) -> Imported:
         actor=actor,
         rollout=_engine(keys, generating or devices),
         batch=batch,
-        reference=actor if reference else None,
+        reference=replace(actor, param_offload=True) if reference else None,
         critic=_critic(keys, training) if critic else None,
         rollout_nodes=apart_nodes,
         kv_share=keys.number(*KV_SHARE),
         asynchronous=bool(keys.flag(f"{section}.async_{section}.enabled")),
         context_tokens=batch.max_sequence_tokens,
         idle_offload=generating is None,
-        notes=("mini_batch is train_global_batch_size, in samples; the reference has the layout of the policy",),
+        notes=(
+            "mini_batch is train_global_batch_size, in samples",
+            "the reference has the layout of the policy and waits on the host",
+        ),
     )
 
 

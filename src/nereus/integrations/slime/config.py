@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 from nereus.integrations._keys import Keys
@@ -69,13 +70,17 @@ def imported(keys: Keys) -> Imported:
         actor=actor,
         rollout=part(keys, ENGINE, "rollout", backend="sglang", devices=generating),
         batch=batch,
-        reference=actor if reference else None,
+        reference=replace(actor, param_offload=True) if reference else None,
         critic=actor if algorithm == "ppo" else None,
         kv_share=keys.number("--sglang-mem-fraction-static"),
         asynchronous=any(word.endswith("train_async.py") for word in keys.launch.words),
         context_tokens=keys.integer("--sglang-context-length", "--rollout-max-context-len", needed=False),
         idle_offload=colocated and not keys.has("--no-offload-train"),
-        notes=("mini_batch is --global-batch-size, in samples; rollout.tp is --rollout-num-gpus-per-engine", *notes),
+        notes=(
+            "mini_batch is --global-batch-size, in samples; rollout.tp is --rollout-num-gpus-per-engine",
+            "the reference waits on the host",
+            *notes,
+        ),
     )
 
 
