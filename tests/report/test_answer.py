@@ -81,6 +81,11 @@ def test_a_plan_that_does_not_fit_names_device_bytes_call_and_term(plain: Answer
     assert re.search(r"device \d", found.reason)
     assert re.search(r"[\d,]+ bytes short", found.reason)
     assert found.view is not None, "what it would take is shown all the same"
+    assert found.tight, "it lacks less than the headroom"
+    half = replace(PROBLEM, cluster=cluster(2, largest // 2, speed=0.3))
+    short = answer(half, own=plain.best.plan, widest=ABLE, advise=False).comparison
+    assert short is not None
+    assert not short.tight
 
 
 def test_a_configuration_that_cannot_be_placed_is_no_plan() -> None:

@@ -51,6 +51,22 @@ class Comparison:
         return self.view.step_s / self.other.step_s - 1
 
     @property
+    def tight(self) -> bool:
+        """Whether it lacks no more than the headroom: it may run, but a plan of ours leaves that free."""
+        return (
+            not self.fits
+            and self.view is not None
+            and all(row.peak_bytes <= row.capacity_bytes for row in self.view.memory)
+        )
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.fits:
+            return "fits"
+        return "fits, but not with the headroom that is kept free" if self.tight else "does not fit"
+
+    @property
     def better(self) -> PlanView | None:
         """The own plan where it fits and no faster one was found: it may lie outside what the search chooses from."""
         own_is = self.fits and self.view is not None and (self.slower is None or self.slower <= 0)

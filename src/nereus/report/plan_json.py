@@ -78,6 +78,7 @@ def _comparison(found: Comparison) -> dict[str, Any]:
     return {
         "own": found.own,
         "fits": found.fits,
+        "tight": found.tight,
         "reason": found.reason,
         "slower": found.slower,
         "changes": found.changes,

@@ -133,7 +133,7 @@ def memory(rows: Sequence[MemoryView]) -> str:
 def _comparison(found: Comparison) -> list[str]:
     parts = [f"<h2>The {escape(found.own)}</h2>"]
     if found.reason:
-        parts.append(f'<p class="bad">does not fit: {escape(found.reason)}</p>')
+        parts.append(f'<p class="bad">{found.verdict}: {escape(found.reason)}</p>')
     if found.slower is not None and found.view is not None and found.other is not None:
         parts.append(
             f"<p>{show_seconds(found.view.step_s)} s a step; the best plan takes {show_seconds(found.other.step_s)} s "

@@ -107,7 +107,7 @@ def mostly(classes: Mapping[str, float]) -> str:
 def _comparison(found: Comparison) -> list[RenderableType]:
     """The verdict on the plan that the asker has."""
     parts: list[RenderableType] = []
-    verdict = f"{found.own}: {'fits' if found.fits else 'does not fit'}"
+    verdict = f"{found.own}: {found.verdict}"
     if found.view is not None:
         verdict += f"; {show_seconds(found.view.step_s)} s a step"
     if found.better is found.view and found.fits:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nereus.core import Capabilities, Lengths, SettingsError
-from nereus.integrations import FRAMEWORKS, Imported, batch, job, read
+from nereus.integrations import FRAMEWORKS, Imported, Refusal, RefusedImportError, batch, job, read
 from nereus.integrations.stated import stated
 from nereus.planning.problem import Problem
 from nereus.settings.flags import REQUIRED, Flags, prompt_lengths, response_lengths
@@ -15,6 +15,15 @@ from nereus.settings.question import WIDEST, Question
 
 TAKEN = ("model", "critic_model", "reward_model", "reference_model", "cluster", "nodes", "prompt", "response")
 """Flags that add to a configuration, or replace what it names."""
+
+LEFT_OPEN = "; --var NAME=VALUE sets a variable or key that the file leaves open"
+HINTS = {
+    Refusal.NO_MODEL: ": --model NAME|DIR",
+    Refusal.UNRESOLVED: LEFT_OPEN,
+    Refusal.NO_DEVICES: LEFT_OPEN,
+    Refusal.NO_BATCH: LEFT_OPEN,
+}
+"""What to do about a refusal on the command line."""
 
 __all__ = ["FRAMEWORKS", "question"]
 
@@ -27,7 +36,14 @@ def question(framework: str, path: Path, flags: Flags, variables: Sequence[str] 
     said = [name for name in flags.given() if name.replace("-", "_") not in TAKEN]
     if said:
         raise SettingsError(f"--{said[0]}: {path} says it; --var sets a variable or key that it leaves open")
-    found = read(framework, path, _variables(variables))
+    try:
+        return _question(framework, path, flags, _variables(variables))
+    except RefusedImportError as error:
+        raise SettingsError(f"{error}{HINTS.get(error.reason, '')}") from None
+
+
+def _question(framework: str, path: Path, flags: Flags, variables: Mapping[str, str]) -> Question:
+    found = read(framework, path, variables)
     if flags.cluster is None:
         raise SettingsError(f"{path} does not say which devices: --cluster ({REQUIRED['cluster']()})")
     names = {
