@@ -150,11 +150,14 @@ def test_a_launch_script_gets_a_verdict_beside_the_best_plan(nereus: Command, tm
         (["--from", "verl", "none.sh", "--cluster", "h200"], ["none.sh"]),
         (["--from", "verl", "bad.sh", "--cluster", "h200"], ["bad.sh", "line 3"]),
         (["--from", "verl", "run.sh", "--cluster", "h200", "--response", "x"], ["MEAN[:P95[:MAX]]"]),
+        (["--from", "verl", "nameless.sh", "--cluster", "h200"], ["names no model", "--model NAME|DIR"]),
+        (["--from", "verl", "run.sh", "--cluster", "h200", "--var", "NODES"], ["--var 'NODES'", "NAME=VALUE"]),
     ],
 )
 def test_bad_imports_are_refused(nereus: Command, arguments: list[object], words: list[str]) -> None:
     Path("run.sh").write_text(SCRIPT)
     Path("bad.sh").write_text("A=1\npython3 -m verl.trainer.main_ppo a=b\nfor x in (1 2\n")
+    Path("nameless.sh").write_text(SCRIPT.replace("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct", ""))
     refused(nereus("plan", *arguments), 2, *words)
 
 
