@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nereus.core import Candidate, Capabilities, ModelStage, Pin, Rejection, SettingsError, Stage
-from nereus.planning.candidates import candidates
-from nereus.planning.legal import Refusals, legal
+from nereus.planning.grid import Grids
 from nereus.planning.problem import Problem
+from nereus.planning.search import search
 from tests.cost.jobs import ACTOR, GENERATION, REFERENCE, SMALL, TINY, WORKLOAD, cluster, grpo
 
 
@@ -19,8 +19,9 @@ def problem(able: Capabilities | None = None, devices: int = 8, **changes: Any) 
 
 
 def all_legal(asked: Problem, model_stage: ModelStage, pool: int) -> tuple[list[Candidate], tuple[Rejection, ...]]:
-    refusals = Refusals()
-    return list(legal(asked, model_stage, pool, refusals)), refusals.all()
+    grids = Grids(asked, (pool,))
+    grid = grids.of(model_stage)
+    return [grid.candidate(row) for row in range(len(grid.rows))], grids.refusals.all()
 
 
 def test_28_heads_list_exactly_the_legal_degrees() -> None:
@@ -44,6 +45,22 @@ def test_any_number_of_replicas_up_to_the_mini_batch() -> None:
     found, refused = all_legal(problem(), ACTOR, 8)
     assert {c.dp for c in found if c.layout.size == 1} == {1, 2, 3, 4}
     assert any(r.plan == "actor/training dp5" and "mini-batch has 4 sequences" in r.reason for r in refused)
+    asked = problem(Capabilities(dp="powers"))
+    assert {c.dp for c in all_legal(asked, ACTOR, 8)[0] if c.layout.size == 1} == {1, 2, 4}
+
+
+def test_model_stages_that_are_not_trained_share_out_the_whole_batch() -> None:
+    found, refused = all_legal(problem(), REFERENCE, 10)
+    assert {c.dp for c in found if c.layout.size == 1} == set(range(1, 9))
+    assert any(r.plan == "reference/inference dp9" and "the batch has 8 sequences" in r.reason for r in refused)
+
+
+def test_on_large_pools_replicas_that_do_not_shrink_a_share_are_left_out() -> None:
+    able = Capabilities(tp=(1,), pp=(1,), micro_batches=(1,), recompute=("none",))
+    found, _ = all_legal(problem(able, prompts=100, samples_per_prompt=1, mini_batch=100), ACTOR, 100)
+    shares = [-(-100 // c.dp) for c in found]
+    assert shares == sorted(set(shares), reverse=True)
+    assert set(shares) == {-(-100 // dp) for dp in range(1, 101)}
 
 
 def test_hosts_that_need_even_shares_get_them() -> None:
@@ -71,10 +88,9 @@ def test_only_training_recomputes() -> None:
 
 
 def test_a_kv_budget_holds_a_whole_number_of_sequences() -> None:
-    asked = problem(prompts=6)
-    found = [c for c in all_legal(asked, GENERATION, 1)[0]]
-    assert [(c.micro_batch, c.kv_bytes > 0) for c in found] == [
-        (12, False), (8, True), (4, True), (2, True), (1, True),
+    found = all_legal(problem(prompts=6), GENERATION, 1)[0]
+    assert sorted((c.micro_batch, c.kv_bytes > 0) for c in found) == [
+        (1, True), (2, True), (4, True), (8, True), (12, False),
     ]  # fmt: skip
     one = next(c.kv_bytes for c in found if c.micro_batch == 1)
     assert all(c.kv_bytes == c.micro_batch * one for c in found if c.kv_bytes)
@@ -86,42 +102,26 @@ def test_capabilities_bound_the_degrees() -> None:
     assert {c.layout.pp for c in found} == {1, 2, 3}
 
 
-def test_dominated_candidates_are_dropped_and_counted() -> None:
-    asked = problem()
-    found, refused = candidates(asked, ACTOR, 2)
-    everything, _ = all_legal(asked, ACTOR, 2)
-    assert set(found) < set(everything)
-    assert len(everything) - len(found) == sum("as fast with less memory" in r.reason for r in refused)
-    model = asked.model()
-    for one in found:
-        for other in found:
-            if one is not other and one.layout == other.layout and one.dp == other.dp:
-                faster = _seconds(model, one) <= _seconds(model, other)
-                assert not (faster and _added(model, one) <= _added(model, other)), (one, other)
+def test_options_are_looked_at_only_where_the_job_can_do_them() -> None:
+    plain = all_legal(problem(), ACTOR, 4)[0]
+    assert {(c.zero, c.cp, c.ep, c.vpp, c.offload, c.sequence_parallel) for c in plain} == {(0, 1, 1, 1, False, False)}
+    able = Capabilities(zero=(0, 1), cp=(1, 2), vpp=(1, 2), offload=True, sequence_parallel=True)
+    found = all_legal(problem(able), ACTOR, 4)[0]
+    assert {c.zero for c in found if c.dp * c.cp > 1} == {0, 1}
+    assert {c.zero for c in found if c.dp * c.cp == 1} == {0}
+    assert {c.cp for c in found} == {1, 2}
+    assert {c.vpp for c in found if c.layout.pp > 1} == {1, 2}
+    assert {c.vpp for c in found if c.layout.pp == 1} == {1}
+    assert {c.offload for c in found} == {False, True}
+    assert all(c.sequence_parallel == (c.layout.tp > 1) for c in found)
 
 
-def _seconds(model: object, candidate: Candidate) -> tuple[float, ...]:
-    size = candidate.layout.size
-    units = tuple(tuple(range(u * size, (u + 1) * size)) for u in range(candidate.dp))
-    costs = model.costs(candidate, units)  # type: ignore[attr-defined]
-    return _Ordered(cost.seconds for cost in costs.values())
-
-
-def _added(model: object, candidate: Candidate) -> tuple[float, ...]:
-    return _Ordered(
-        max(
-            sum(model.transient(candidate, call, rank).values())  # type: ignore[attr-defined]
-            for call in ("old_log_probs", "update_actor")
-        )
-        for rank in range(candidate.layout.pp)
-    )
-
-
-class _Ordered(tuple[float, ...]):
-    """Compared element by element."""
-
-    def __le__(self, other: tuple[float, ...]) -> bool:
-        return all(a <= b for a, b in zip(self, other, strict=True))
+def test_refusals_are_counted_and_name_a_few() -> None:
+    asked = Problem(grpo(SMALL), WORKLOAD, cluster(2, 26 * 10**6), Capabilities())
+    refused = search(asked).refused
+    memory = [r for r in refused if "does not fit in memory, even alone" in r.reason]
+    assert 1 <= len(memory) <= 3
+    assert sum(r.count for r in memory) > len(memory)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ class _Ordered(tuple[float, ...]):
 )
 def test_pins_that_nothing_can_meet(pin: Pin, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        candidates(problem(Capabilities(pins={ACTOR: pin})), ACTOR, 8)
+        search(problem(Capabilities(pins={ACTOR: pin})))
 
 
 def test_a_pin_of_something_that_is_not_there() -> None:
     nobody = ModelStage("critic", Stage.TRAINING)
     with pytest.raises(SettingsError, match="critic/training is pinned but is not part of the job"):
-        candidates(problem(Capabilities(pins={nobody: Pin(tp=1)})), ACTOR, 8)
+        search(problem(Capabilities(pins={nobody: Pin(tp=1)})))

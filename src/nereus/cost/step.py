@@ -220,13 +220,27 @@ class StepModel:
                 total_s = total_s + sync.receive_s(spec, rows, site)
         return total_s
 
+    def least_memory(self, model_stage: ModelStage, rows: Rows, kinds: Collection[str]) -> tuple[Floats, Floats]:
+        """Resident and transient bytes of the emptiest pp rank of every row: no device of it uses less."""
+        ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
+        there = ranks.count > 0
+        resident, transient = self._by_rank(model_stage, rows, ranks, frozenset(kinds))
+        return tuple(np.where(there, each, np.inf).min(axis=0) for each in (resident, transient))  # type: ignore[return-value]
+
     def _memory(self, model_stage: ModelStage, rows: Rows, names: frozenset[str]) -> tuple[Floats, Floats]:
         """Resident and transient bytes of the fullest pp rank of every row."""
         ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
+        resident, transient = self._by_rank(model_stage, rows, ranks, names)
+        return resident.max(axis=0), transient.max(axis=0)
+
+    def _by_rank(
+        self, model_stage: ModelStage, rows: Rows, ranks: Ranks, names: frozenset[str]
+    ) -> tuple[Floats, Floats]:
+        """Resident and transient bytes by rank (first axis) and row."""
         works = {call.work for call in self.workflow.calls_of(model_stage)}
         loads = [memory.at(rows, ranks) for memory in self._memories(model_stage, names)]
-        resident = [_total(load.resident).max(axis=0) for load in loads]
-        transient = [_total(self._scaled(load.transient(work))).max(axis=0) for load in loads for work in works]
+        resident = [_total(load.resident) for load in loads]
+        transient = [_total(self._scaled(load.transient(work))) for load in loads for work in works]
         return np.maximum.reduce(resident), np.maximum.reduce(transient)
 
     def _memories(self, model_stage: ModelStage, kinds: frozenset[str]) -> list[Memory]:

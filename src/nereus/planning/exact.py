@@ -26,10 +26,10 @@ SLACK = 1 + 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A choice: seconds, the shape it has, and by level the row in its grid."""
+    """A choice: seconds, which arrangement it is of, and by level the row in its grid."""
 
     step_s: float
-    program: Program
+    arrangement: int
     rows: tuple[int, ...]
 
 
@@ -76,17 +76,32 @@ class State:
             self.name[which],
         )
 
-    def sizes(self) -> list[Floats]:
-        """Columns of which less is never worse."""
-        return [*self.paths, *self.devices, *(c for columns in self.stored for c in columns), *self.added]
+    def sizes(self, layer: Layer) -> list[Floats]:
+        """Columns of which less is never worse, as far as they still matter."""
+        devices = [
+            sums for column, sums in zip(layer.devices, self.devices, strict=True) if any(map(any, column.rests))
+        ]
+        stored = [
+            sums for columns, unfinished in zip(self.stored, layer.open, strict=True) if unfinished for sums in columns
+        ]
+        return [
+            *self.paths,
+            *devices,
+            *stored,
+            *(sums for sums, more in zip(self.added, layer.open, strict=True) if more),
+        ]
 
 
 class Solver:
-    """Solves one shape. `slots` is the length of the pool, `room` the usable bytes of a device by partition."""
+    """Solves one shape. `slots` is the length of the pool, `room` the usable bytes of a device by partition.
+
+    `number` goes with what is found.
+    """
 
     def __init__(
-        self, program: Program, tables: Sequence[Table], slots: int, room: Sequence[float], best: Best
+        self, program: Program, tables: Sequence[Table], slots: int, room: Sequence[float], best: Best, number: int = 0
     ) -> None:
+        self.number = number
         self.program = program
         self.slots = slots
         self.room = [each * SLACK for each in room]
@@ -104,6 +119,10 @@ class Solver:
             self._offer(state)
         self.tables, self.ideals = kept, ideals
 
+    def near(self) -> tuple[Bools, ...]:
+        """By level the rows whose bound, from the fastest times of the others, is below the cutoff."""
+        return tuple(self._coarse(level) < self.best.cutoff_s for level in range(len(self.tables)))
+
     def _narrow(self, width: int | None) -> bool:
         """Drop rows that cannot be part of a choice that counts; False when a level has none left."""
         for level in range(len(self.tables)):
@@ -113,10 +132,13 @@ class Solver:
             if not near.all():
                 table = table[near]
             if len(table):
-                bounds = self._bounds(self._alone(table, level, layer), layer)
+                state = self._alone(table, level, layer)
+                bounds = self._bounds(state, layer)
                 keep = bounds < self.best.cutoff_s
                 if width is not None and keep.sum() > width:
                     keep &= bounds <= np.partition(bounds, width - 1)[width - 1]
+                elif keep.sum() > CROWD:
+                    keep[keep] = ~beaten(state.take(keep).sizes(layer), table.name[keep], self.best.k)
                 table = table[keep]
             if not len(table):
                 return False
@@ -165,8 +187,8 @@ class Solver:
         grown, bound = _joined(parts), np.concatenate(bounds)
         if width is not None and len(bound) > width:
             return grown.take(np.argpartition(bound, width)[:width])
-        if len(bound) > CROWD:
-            grown = grown.take(~beaten(grown.sizes(), grown.name, self.best.k))
+        if len(bound) > CROWD and layer.rest:
+            grown = grown.take(~beaten(grown.sizes(layer), grown.name, self.best.k))
         return grown
 
     def _pairs(self, state: State, layer: Layer, table: Table) -> State:
@@ -249,7 +271,7 @@ class Solver:
                 return
             rows = tuple(int(column[index]) for column in state.rows)
             names = self._names(rows)
-            self.best.offer(names, Found(float(step_s[index]), self.program, rows))
+            self.best.offer(names, Found(float(step_s[index]), self.number, rows))
 
     def _names(self, rows: Sequence[int]) -> tuple[int, ...]:
         """The layouts of a choice, model-stages in a fixed order."""

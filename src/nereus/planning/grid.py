@@ -12,17 +12,17 @@ What is looked at:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
 import numpy as np
 
-from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage, Workload
+from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage
 from nereus.cost.memory import sequence_kv_bytes
 from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows
-from nereus.planning.pins import legal_tp
+from nereus.planning.legal import legal_tp
 from nereus.planning.packing import Packing
 from nereus.planning.problem import Problem
 from nereus.planning.refusals import Refusals
@@ -103,11 +103,13 @@ class Grids:
         whole, trained = _shared(problem, model_stage)
         tps = self._tps(model_stage, pin)
         pps = self._pps(model_stage, pin)
+        large = [size for size in able.micro_batches if size > whole and model_stage.stage is not Stage.GENERATION]
+        self.refusals.add(f"the largest share is {whole} sequences", large, lambda size: f"{model_stage} mb{size}")
         key = (tps, pps, pin.dp, whole, able.cp if trained else (1,))
         if key not in self._degrees:
             self._degrees[key] = self._deal(model_stage, tps, pps, able.cp if trained else (1,), pin, whole)
         degrees = self._degrees[key]
-        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, whole, problem.workload)
+        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, whole)
         return self._grid(model_stage, degrees, variants, whole)
 
     def _tps(self, model_stage: ModelStage, pin: Pin) -> tuple[int, ...]:
@@ -162,8 +164,18 @@ class Grids:
                     )
                 )
         if not parts:
+            self._too_few(model_stage, tps, pps, pin)
             return _Degrees(*(np.zeros(0, dtype=np.int64) for _ in range(6)), *(np.zeros(0, np.bool_) for _ in "123"))
         return _Degrees(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _too_few(self, model_stage: ModelStage, tps: Sequence[int], pps: Sequence[int], pin: Pin) -> None:
+        """Say what the smallest degrees need that nodes or pool do not have."""
+        tp, pp, dp = min(tps, default=pin.tp or 1), min(pps, default=pin.pp or 1), pin.dp or 1
+        name, devices = f"{model_stage} {Layout(tp, pp)} dp{dp}", tp * pp * dp
+        if devices > self.devices:
+            self.refusals.note(f"needs {devices} devices of {self.devices}", name)
+        else:
+            self.refusals.note(f"needs TP groups of {tp} inside a node; free in the nodes: {self.sizes}", name)
 
     def _packing(self, tp: int, cp: int) -> Packing:
         if (tp, cp) not in self._packings:
@@ -176,7 +188,7 @@ class Grids:
         most = min(self.devices, whole)
         every = np.arange(1, most + 1)
         if pin.dp is not None:
-            every = every[every == pin.dp]
+            every = np.array([pin.dp])
         elif able.dp == "powers":
             every = np.array(_powers(most))
         elif self.devices > EXACT_POOL:
@@ -210,7 +222,9 @@ class Grids:
             micro_batch = np.where(part, micro_batch, share[which])
             kv_bytes = np.where(part, micro_batch * self._kv_bytes(model_stage, tp, pp), 0)
         first, middle, last = _layers(self.problem.workflow.spec(model_stage).layers, pp)
-        pp_spans, dp_spans, cp_spans = (column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans))
+        pp_spans, dp_spans, cp_spans = (
+            column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans)
+        )
         rows = Rows(
             tp=tp, pp=pp, dp=dp, cp=cp, ep=chosen["ep"], vpp=chosen["vpp"], zero=chosen["zero"],
             micro_batch=micro_batch, recompute=chosen["recompute"], kv_bytes=kv_bytes,
@@ -228,6 +242,12 @@ class Grids:
         each = [sequence_kv_bytes(spec, Layout(*divmod(int(one), NODES)), self.problem.workload) for one in code]
         found[:] = np.array(each, dtype=np.int64)[where]
         return found
+
+
+def candidates(problem: Problem, model_stage: ModelStage, sizes: Sequence[int]) -> Iterator[Candidate]:
+    """Every legal candidate of a model-stage on nodes of so many devices."""
+    grid = Grids(problem, tuple(sizes)).of(model_stage)
+    yield from (grid.candidate(row) for row in range(len(grid.rows)))
 
 
 NODES = 1 << 20
@@ -250,7 +270,7 @@ class _Variants:
 
     @classmethod
     def of(
-        cls, able: Capabilities, pin: Pin, model_stage: ModelStage, trained: bool, experts: int, whole: int, _: Workload
+        cls, able: Capabilities, pin: Pin, model_stage: ModelStage, trained: bool, experts: int, whole: int
     ) -> _Variants:
         """Every combination that the job can do; whether it goes with some degrees is asked later."""
         generation = model_stage.stage is Stage.GENERATION

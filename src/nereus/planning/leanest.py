@@ -1,78 +1,53 @@
-"""When nothing fits: the plan that comes closest, and what it lacks."""
+"""When nothing fits: the plan that would fit in the least memory, and what it lacks."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from nereus.core import Assignment, InfeasibleError, Plan
-from nereus.planning.arrange import arrangements
+from nereus.core import InfeasibleError, Plan
+from nereus.cost.step import StepModel
+from nereus.planning.choices import Choices
 from nereus.planning.judge import explain_shortage, shortage
-from nereus.planning.options import Array, OptionTable
 from nereus.planning.problem import Problem
-from nereus.planning.tree import Job, Tree
+from nereus.planning.select import fastest
+
+LARGEST = 1 << 20
+"""No device is looked for that has more times the memory of those there are."""
+PRECISION = 1e-6
 
 
-def nothing_fits(problem: Problem, job: Job, table: OptionTable) -> InfeasibleError:
+def nothing_fits(problem: Problem, model: StepModel, choices: Choices) -> InfeasibleError:
     """The error that says what the leanest plan lacks, on which device and why."""
-    where = f"no plan fits {len(table.pool)} devices"
-    for model_stage in job.levels:
-        if table.options(model_stage, table.pool, fitting=False) is None:
-            reasons = {r.reason for r in table.refusals.all() if r.plan.startswith(str(model_stage))}
-            return InfeasibleError(f"{where}: {model_stage} has no layout there ({'; '.join(sorted(reasons))})")
-    plan = _Leanest(problem, job, table).plan()
+    where = f"no plan fits {len(problem.cluster.devices)} devices"
+    for model_stage in problem.workflow.model_stages:
+        if not choices.exists(model_stage):
+            reasons = {r.reason for r in choices.refusals.all() if r.plan.startswith(str(model_stage))}
+            words = "; ".join(sorted(reasons)) or "its degrees need more devices than there are"
+            return InfeasibleError(f"{where}: {model_stage} has no layout there ({words})")
+    plan = leanest(choices)
     if plan is None:
         return InfeasibleError(f"{where} with the devices that are pinned")
-    peaks = job.model.peaks(plan)
+    peaks = model.peaks(plan)
+    short = shortage(problem, peaks)
+    if not short:
+        return InfeasibleError(f"{where}: {plan.describe()} comes closest")
     return InfeasibleError(
-        f"{where}; the one that needs least is {plan.describe()}: {explain_shortage(problem, peaks)}",
-        shortage(problem, peaks),
+        f"{where}; the one that needs least is {plan.describe()}: {explain_shortage(problem, peaks)}", short
     )
 
 
-class _Leanest:
-    """Branch and bound for the plan whose fullest device needs the smallest share of its capacity."""
+def leanest(choices: Choices) -> Plan | None:
+    """The plan that fits devices as much larger as need be, and no smaller ones; None where none ever fits."""
 
-    def __init__(self, problem: Problem, job: Job, table: OptionTable) -> None:
-        self.problem = problem
-        self.job = job
-        self.table = table
-        self.share = float("inf")
-        self.best: tuple[Assignment, ...] | None = None
+    def fitting(times: float) -> Plan | None:
+        arrangements = list(choices.arrangements(times))
+        found = list(fastest(arrangements, choices.problem.workflow, 1).found.values())
+        return choices.plan(arrangements[found[0].arrangement], found[0]) if found else None
 
-    def plan(self) -> Plan | None:
-        """The leanest plan; None without any arrangement in which every model-stage has a layout."""
-        zeros = np.zeros(len(self.table.pool))
-        tried = arrangements(self.problem.workflow.model_stages, self.table.pool, self.problem.capabilities)
-        for arrangement in tried:
-            options = [self.table.options(ms, arrangement.windows[ms], fitting=False) for ms in self.job.levels]
-            levels = [entry for entry in options if entry is not None]
-            if len(levels) == len(options):
-                self._branch(Tree(self.job, levels, self.table.usable), (), zeros, zeros)
-        if self.best is None:
-            return None
-        return Plan(tuple(sorted(self.best, key=lambda a: a.candidate.model_stage.sort_key)))
-
-    def _branch(self, tree: Tree, groups: tuple[int, ...], stored: Array, added: Array) -> None:
-        level = len(groups)
-        entry = tree.options[level]
-        shares = (tree.peaks(level, stored, added) / tree.usable).max(axis=1)
-        for group in map(int, np.argsort(shares, kind="stable")):
-            if shares[group] >= self.share:
-                return
-            chosen = (*groups, group)
-            if len(chosen) == len(tree.options):
-                self._finish(tree, chosen, stored + entry.stored[group])
-            else:
-                self._branch(tree, chosen, stored + entry.stored[group], np.maximum(added, entry.least_added[group]))
-
-    def _finish(self, tree: Tree, groups: tuple[int, ...], stored: Array) -> None:
-        """Take of each group the member that needs least beside what is stored."""
-        share, best = 0.0, []
-        for entry, group in zip(tree.options, groups, strict=True):
-            start, stop = entry.starts[group], entry.stops[group]
-            shares = ((stored + entry.added[start:stop]) / tree.usable).max(axis=1)
-            member = int(np.argmin(shares))
-            share = max(share, float(shares[member]))
-            best.append(entry.assignments[start + member])
-        if share < self.share:
-            self.share, self.best = share, tuple(best)
+    low, high, best = 1.0, 2.0, fitting(2.0)
+    while best is None and high < LARGEST:
+        low, high = high, 4 * high
+        best = fitting(high)
+    while best is not None and high - low > PRECISION * high:
+        middle = (low + high) / 2
+        found = fitting(middle)
+        low, high, best = (middle, high, best) if found is None else (low, middle, found)
+    return best

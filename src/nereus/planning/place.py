@@ -1,43 +1,88 @@
-"""Which devices each unit gets: TP groups inside a node, replicas packed, devices in use first."""
+"""Which devices each part and each unit gets: TP groups inside a node, replicas packed, devices in use first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 
-from nereus.core import Cluster, Layout, Plan
+from nereus.core import Assignment, Candidate, ModelStage, Partition, Plan, Stage
+from nereus.planning.pool import Site
+from nereus.planning.space import Group, Shape
 
 Units = tuple[tuple[int, ...], ...]
+Slots = Sequence[tuple[int, ...]]
 
 
-def pool_order(cluster: Cluster, current: Plan | None) -> tuple[int, ...]:
-    """Devices in the order plans take them: fast kinds, then nodes and devices that the current plan uses most."""
-    uses = dict.fromkeys(cluster.ids, 0)
-    for assignment in current.assignments if current else ():
-        for device_id in assignment.devices & uses.keys():
-            uses[device_id] += 1
-    node_uses: dict[int, int] = {}
-    for device in cluster.devices:
-        node_uses[device.node] = node_uses.get(device.node, 0) + uses[device.id]
-
-    def key(device_id: int) -> tuple[float, int, int, int, int]:
-        kind, node = cluster.kind(device_id), cluster.device(device_id).node
-        speed = kind.speed * max(kind.peak_flops.values())
-        return (-speed, -node_uses[node], node, -uses[device_id], device_id)
-
-    return tuple(sorted(cluster.ids, key=key))
+def place(candidate: Candidate, nodes: Slots) -> Units:
+    """Units packed into nodes of these devices, each node keeping what it cannot use."""
+    tp, cp = candidate.layout.tp, candidate.cp
+    piece = tp * cp if any(len(node) >= tp * cp for node in nodes) else tp
+    flat: list[int] = []
+    size, wanted = candidate.layout.size * cp, candidate.devices
+    for node in nodes:
+        if len(flat) >= wanted:
+            break
+        flat += node[: len(node) // piece * piece]
+    if len(flat) < wanted:
+        raise ValueError(f"{candidate}: {len(flat)} devices in blocks of {piece}, {wanted} are needed")
+    return tuple(tuple(flat[start : start + size]) for start in range(0, wanted, size))
 
 
-def place(layout: Layout, dp: int, nodes: Sequence[int]) -> Units | None:
-    """Units as indices into a window of devices whose nodes are `nodes`; None when a TP group would leave its node."""
-    groups: list[tuple[int, ...]] = []
-    for _, run in groupby(range(len(nodes)), key=nodes.__getitem__):
-        inside = tuple(run)
-        whole = len(inside) // layout.tp
-        groups += [inside[index * layout.tp : (index + 1) * layout.tp] for index in range(whole)]
-    if len(groups) < dp * layout.pp:
-        return None
-    return tuple(
-        tuple(device for group in groups[unit * layout.pp : (unit + 1) * layout.pp] for device in group)
-        for unit in range(dp)
-    )
+def shared_out(
+    shape: Shape,
+    sites: Mapping[ModelStage, Site],
+    chosen: Mapping[ModelStage, tuple[Candidate, int]],
+    current: Plan | None,
+) -> Plan:
+    """A plan of this shape: `chosen` has each candidate with its slots, `sites` where each may be.
+
+    Partitions of one site get disjoint slots of it, groups disjoint ones of their partition's; the slots that the
+    current plan uses for the same model-stages are preferred.
+    """
+    now = {a.candidate.model_stage: a.devices for a in current.assignments} if current else {}
+    free: dict[Site, list[tuple[int, ...]]] = {}
+    assignments, partitions = [], []
+    for groups in shape.partitions:
+        inside = [ms for group in groups for ms in group]
+        if len({sites[ms] for ms in inside}) == 1:
+            site = sites[inside[0]]
+            before = now if site.regular else {}
+            needs = {group: max(chosen[ms][1] for ms in group) for group in groups}
+            widths = [sum(needs[g] for g in groups if g[0].stage is stage) for stage in {g[0].stage for g in groups}]
+            part, free[site] = _taken(free.get(site, list(site.slots)), max(widths), inside, before)
+            homes = _dealt(part, groups, needs, before)
+            nodes = {ms: _nodes(site, homes[group]) for group in groups for ms in group}
+        else:
+            nodes = {ms: list(sites[ms].nodes) for ms in inside}
+            part = [node for ms in inside for node in nodes[ms]]
+        assignments += [Assignment(chosen[ms][0], place(chosen[ms][0], nodes[ms])) for ms in inside]
+        partitions.append(Partition(frozenset(inside), frozenset(device for slot in part for device in slot)))
+    return Plan(tuple(sorted(assignments, key=lambda a: a.candidate.model_stage.sort_key)), tuple(partitions))
+
+
+def _dealt(
+    part: Slots, groups: Sequence[Group], needs: Mapping[Group, int], now: Mapping[ModelStage, frozenset[int]]
+) -> dict[Group, list[tuple[int, ...]]]:
+    """Disjoint slots of a partition for the groups of each stage."""
+    left: dict[Stage, list[tuple[int, ...]]] = {}
+    found = {}
+    for group in groups:
+        stage = group[0].stage
+        found[group], left[stage] = _taken(left.get(stage, list(part)), needs[group], group, now)
+    return found
+
+
+def _nodes(site: Site, slots: Slots) -> Slots:
+    """Slots as nodes: those of a single node are one."""
+    return slots if len(site.nodes) > 1 else [tuple(device for slot in slots for device in slot)]
+
+
+def _taken(
+    slots: Slots, count: int, model_stages: Sequence[ModelStage], now: Mapping[ModelStage, frozenset[int]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The slots that these model-stages use most already, in order; and the others."""
+    uses = [now[ms] for ms in model_stages if ms in now]
+    ranked = list(range(len(slots)))
+    if uses:
+        ranked.sort(key=lambda index: -sum(device in used for device in slots[index] for used in uses))
+    front = set(ranked[:count])
+    return [slots[index] for index in ranked[:count]], [slot for index, slot in enumerate(slots) if index not in front]

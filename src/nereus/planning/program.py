@@ -15,7 +15,7 @@ from itertools import product
 
 from nereus.core import ModelStage, Workflow
 from nereus.cost.schedule import SYNC, node_order
-from nereus.planning.space import Shape
+from nereus.planning.space import Shape, shapes
 
 Terms = tuple[int, ...]
 """By level, what a sum takes of that model-stage: for paths a set of its calls as bits, else 0 or 1."""
@@ -42,10 +42,10 @@ class Layer:
     stored: tuple[tuple[Column, ...], ...]
     """By partition."""
 
-    @property
-    def rest(self) -> tuple[int, ...]:
-        """Levels that are not chosen."""
-        return tuple(level for level in range(len(self.paths[0].rests[0])) if level not in self.chosen)
+    rest: tuple[int, ...]
+    """Levels that are not chosen."""
+    open: tuple[bool, ...]
+    """By partition, whether some of its levels are not chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +63,57 @@ class Program:
     alone: tuple[Layer, ...]
     """With one level chosen and no other."""
 
+    @property
+    def colocated(self) -> bool:
+        """Whether the pool is one partition."""
+        return len(self.shape.partitions) == 1
 
-@cache
-def _compiled(shape: Shape, who: tuple[tuple[str, ModelStage], ...], before: tuple[tuple[str, Terms], ...]) -> Program:
+
+def _compiled(
+    shape: Shape, who: tuple[tuple[str, ModelStage], ...], before: tuple[tuple[str, tuple[str, ...]], ...], split: bool
+) -> Program:
     levels = shape.order
     calls = dict(who)
-    waits = _waits(shape, calls, {name: set(others) for name, others in before})  # type: ignore[arg-type]
+    waits = _waits(shape, calls, {name: set(others) for name, others in before})
+    home = tuple(shape.home(ms)[0] for ms in levels)
     paths = _paths(levels, calls, waits)
-    devices = tuple(sorted(_selections(shape, levels), reverse=True))
-    stored = tuple(
-        tuple(sorted(_stored(groups, levels), reverse=True)) for groups in shape.partitions
-    )
+    devices = tuple(sorted((one for one in _selections(shape, levels, split) if sum(one) > 1), reverse=True))
+    stored = tuple(tuple(sorted(_stored(groups, levels), reverse=True)) for groups in shape.partitions)
     families = (paths, devices, *stored)
 
     def layer(chosen: tuple[int, ...]) -> Layer:
-        first, second, *rest = (_columns(family, chosen) for family in families)
-        return Layer(chosen, first, second, tuple(rest))
+        first, second, *third = (_columns(family, chosen) for family in families)
+        rest = tuple(level for level in range(len(levels)) if level not in chosen)
+        unfinished = tuple(any(home[level] == index for level in rest) for index in range(len(shape.partitions)))
+        return Layer(chosen, first, second, tuple(third), rest, unfinished)
 
     return Program(
-        shape, levels, tuple(shape.home(ms)[0] for ms in levels), paths, devices, stored,
+        shape, levels, home, paths, devices, stored,
         tuple(layer(tuple(range(count))) for count in range(1, len(levels) + 1)),
         tuple(layer((level,)) for level in range(len(levels))),
     )  # fmt: skip
 
 
-def compiled(shape: Shape, workflow: Workflow) -> Program:
-    """The program of a shape of a workflow; remembered, since it depends on no size."""
+def programs(workflow: Workflow, every: tuple[Shape, ...] = (), split: bool = False) -> tuple[Program, ...]:
+    """The programs of shapes of a workflow, of all where none are given; they depend on no size and are remembered.
+
+    With `split` each partition has its own devices, so that parts of different ones do not add up.
+    """
     order, before = node_order(workflow)
-    who = tuple((name, workflow.call(name).model_stage) for name in order if name != SYNC)
-    edges = tuple((name, before[name]) for name, _ in who)
-    return _compiled(shape, who, edges)  # type: ignore[arg-type]
+    stage_of = {call.name: call.model_stage for call in workflow.calls}
+    names = [name for name in order if name != SYNC]
+    who = tuple((name, stage_of[name]) for name in names)
+    return _every(every or shapes(workflow.model_stages), who, tuple((name, before[name]) for name in names), split)
+
+
+@cache
+def _every(
+    every: tuple[Shape, ...],
+    who: tuple[tuple[str, ModelStage], ...],
+    before: tuple[tuple[str, tuple[str, ...]], ...],
+    split: bool,
+) -> tuple[Program, ...]:
+    return tuple(_compiled(shape, who, before, split) for shape in every)
 
 
 def _waits(shape: Shape, calls: Mapping[str, ModelStage], before: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -112,7 +133,9 @@ def _waits(shape: Shape, calls: Mapping[str, ModelStage], before: Mapping[str, s
     return waits
 
 
-def _paths(levels: Sequence[ModelStage], calls: Mapping[str, ModelStage], waits: Mapping[str, set[str]]) -> tuple[Terms, ...]:
+def _paths(
+    levels: Sequence[ModelStage], calls: Mapping[str, ModelStage], waits: Mapping[str, set[str]]
+) -> tuple[Terms, ...]:
     """Every path through the calls that no other contains."""
     number: dict[str, tuple[int, int]] = {}
     for name, model_stage in calls.items():
@@ -137,7 +160,7 @@ def _largest(sets: set[frozenset[str]]) -> set[frozenset[str]]:
     return {one for one in sets if not any(one < other for other in sets)}
 
 
-def _selections(shape: Shape, levels: Sequence[ModelStage]) -> set[Terms]:
+def _selections(shape: Shape, levels: Sequence[ModelStage], split: bool) -> set[Terms]:
     """Model-stages whose devices are disjoint by the shape: of each partition one stage, of each of its groups one."""
     by_partition = []
     for groups in shape.partitions:
@@ -145,9 +168,8 @@ def _selections(shape: Shape, levels: Sequence[ModelStage]) -> set[Terms]:
         by_partition.append(
             [chosen for stage in stages for chosen in product(*(g for g in groups if g[0].stage is stage))]
         )
-    return {
-        tuple(int(any(ms in part for part in chosen)) for ms in levels) for chosen in product(*by_partition)
-    }
+    together = [(chosen,) for part in by_partition for chosen in part] if split else product(*by_partition)
+    return {tuple(int(any(ms in part for part in chosen)) for ms in levels) for chosen in together}
 
 
 def _stored(groups: Sequence[tuple[ModelStage, ...]], levels: Sequence[ModelStage]) -> set[Terms]:

@@ -56,6 +56,12 @@ def shapes(model_stages: Group) -> tuple[Shape, ...]:
     )
 
 
+@cache
+def apart(model_stages: Group) -> Shape:
+    """Everything has devices of its own: no shape is faster."""
+    return Shape(tuple(((model_stage,),) for model_stage in model_stages))
+
+
 def cuts(model_stages: Group) -> tuple[tuple[Group, ...], ...]:
     """The sets of model-stages that have a part of the pool each."""
     stages = tuple(dict.fromkeys(ms.stage for ms in model_stages))

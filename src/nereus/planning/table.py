@@ -100,22 +100,27 @@ class Ideal:
 
 
 def beaten(sizes: Sequence[Floats], name: Ints, k: int) -> Bools:
-    """Rows that one of their own name, or `k` of other names, match in every column; of equal rows the first stays."""
+    """Rows that one of their own name, or `k` of other names, match in every column; of equal rows the first stays.
+
+    For each name only its first row in order counts against others.
+    """
     matrix = np.array(sizes, dtype=np.float64)
     order = np.lexsort(matrix[::-1])
-    matrix, name = matrix[:, order], name[order]
-    kept, result = np.zeros(0, dtype=np.int64), np.zeros(len(order), dtype=np.bool_)
+    matrix, name = matrix[:, order], np.unique(name[order], return_inverse=True)[1]
+    kept, seen = np.zeros(0, dtype=np.int64), np.zeros(len(order), dtype=np.bool_)
+    speaks = np.zeros(len(order), dtype=np.bool_)
+    result = np.zeros(len(order), dtype=np.bool_)
     for start in range(0, len(order), BLOCK):
         block = np.arange(start, min(start + BLOCK, len(order)))
+        new, first = np.unique(name[block], return_index=True)
+        speaks[block[first[~seen[new]]]] = True
+        seen[new] = True
         rivals = np.concatenate([kept, block])
         match = rivals[None, :] < block[:, None]
         for column in matrix:
             match &= column[rivals][None, :] <= column[block][:, None]
-        same = match & (name[rivals][None, :] == name[block][:, None])
-        grouped = np.argsort(name[rivals], kind="stable")
-        starts = np.flatnonzero(np.diff(name[rivals][grouped], prepend=np.nan))
-        names = np.logical_or.reduceat(match[:, grouped], starts, axis=1).sum(axis=1)
-        lost = same.any(axis=1) | (names >= k)
+        own = (match & (name[rivals][None, :] == name[block][:, None])).any(axis=1)
+        lost = own | (np.count_nonzero(match[:, speaks[rivals]], axis=1) >= k)
         result[order[block[lost]]] = True
         kept = np.concatenate([kept, block[~lost]])
     return result

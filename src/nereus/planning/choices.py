@@ -1,0 +1,224 @@
+"""Prices the candidates of a problem and lists the arrangements in which the search looks for plans.
+
+- On a pool of equal nodes: every shape of `space.py`.
+- With nodes of several kinds or sizes: every shape on each of the two largest sets of equal nodes alone; every shape of
+  two partitions with one on each set; and all nodes together, taking turns, at the pace of the slowest kind in use.
+- Model-stages with pinned devices have these to themselves; what shares a stage with them takes turns with them on the
+  whole pool, or uses the rest of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import lcm
+
+import numpy as np
+
+from nereus.core import Candidate, ModelStage, Plan
+from nereus.cost.rows import Bools, Floats, Rows
+from nereus.cost.step import StepModel
+from nereus.planning.exact import Found
+from nereus.planning.grid import Grid, Grids
+from nereus.planning.place import shared_out
+from nereus.planning.pool import Site, whole
+from nereus.planning.problem import Problem
+from nereus.planning.program import Program, programs
+from nereus.planning.refusals import Refusals
+from nereus.planning.space import Shape, shapes
+from nereus.planning.table import Table
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A program with the tables, the slots and the usable bytes to solve it with. `sites` are by model-stage."""
+
+    program: Program
+    tables: tuple[Table, ...]
+    slots: int
+    room: tuple[float, ...]
+    sites: Mapping[ModelStage, Site]
+    key: object
+    """Arrangements with equal keys have the same tables."""
+
+
+@dataclass
+class Choices:
+    """Candidates, priced once for each site that they may be on."""
+
+    problem: Problem
+    model: StepModel
+    refusals: Refusals = field(default_factory=Refusals)
+    considered: int = 0
+    _grids: dict[Site, Grids] = field(default_factory=dict)
+    _grid: dict[tuple[ModelStage, Site], Grid] = field(default_factory=dict)
+    _tables: dict[tuple[ModelStage, Site], Table] = field(default_factory=dict)
+    _fitting: dict[tuple[ModelStage, Site, float], Table] = field(default_factory=dict)
+    _sites: tuple[Site, ...] = ()
+    _only: dict[frozenset[int], Site] = field(default_factory=dict)
+    times: float = 1.0
+    """Of their memory that devices are taken to have."""
+    least: bool = False
+    """Count the emptiest pp rank of a candidate and not the fullest: what is found may not fit."""
+
+    def arrangements(self, times: float = 1.0) -> Iterator[Arrangement]:
+        """Every arrangement, on devices with so many times their memory."""
+        self.times = times
+        pins = self.problem.capabilities.pins
+        held = {device for pin in pins.values() for device in pin.devices or ()}
+        if not self._sites:
+            pool = whole(self.problem.cluster, self.problem.current, held)
+            self._sites = (pool, *pool.alike())
+        pool, first, *others = self._sites
+        if held:
+            yield from self._pinned(pool, held)
+        elif pool.regular:
+            yield from self._regular(pool)
+        else:
+            yield from self._together(pool)
+            yield from self._regular(first)
+            if others:
+                yield from self._regular(others[0])
+                yield from self._split(first, others[0])
+
+    def table(self, model_stage: ModelStage, site: Site) -> Table:
+        """The candidates of a model-stage that fit a site, without those that another of equal degrees beats."""
+        key = (model_stage, site, self.times)
+        if key not in self._fitting:
+            table = self._every(model_stage, site)
+            alone = table.resident + table.transient <= self._room(site)
+            if self.times == 1.0:
+                beyond = table.row[~alone]
+                self.refusals.add(
+                    "does not fit in memory, even alone", list(beyond), self._grid[model_stage, site].label
+                )
+            self._fitting[key] = table[alone].undominated() if alone.any() else table[alone]
+        return self._fitting[key]
+
+    def exists(self, model_stage: ModelStage) -> bool:
+        """Whether a model-stage has a candidate at all, on devices of any memory."""
+        return any(len(table) for (ms, _), table in self._tables.items() if ms == model_stage)
+
+    def _every(self, model_stage: ModelStage, site: Site) -> Table:
+        key = (model_stage, site)
+        if key not in self._tables:
+            if site not in self._grids:
+                self._grids[site] = Grids(self.problem, site.sizes, self.refusals)
+            self._grid[key] = self._grids[site].of(model_stage)
+            self._tables[key] = self._priced(self._grid[key], site)
+            self.considered += len(self._grid[key].rows)
+        return self._tables[key]
+
+    def plan(self, arrangement: Arrangement, found: Found) -> Plan:
+        """A choice with devices."""
+        chosen: dict[ModelStage, tuple[Candidate, int]] = {}
+        for model_stage, row in zip(arrangement.program.levels, found.rows, strict=True):
+            site = arrangement.sites[model_stage]
+            grid = self._grid[model_stage, site]
+            chosen[model_stage] = (
+                grid.candidate(row), int(grid.slots[row]) if site.regular else len(site.slots)
+            )  # fmt: skip
+        return shared_out(arrangement.program.shape, arrangement.sites, chosen, self.problem.current)
+
+    def _regular(self, site: Site) -> Iterator[Arrangement]:
+        every = programs(self.problem.workflow)
+        yield from (self._on(program, dict.fromkeys(program.levels, site), len(site.slots)) for program in every)
+
+    def _together(self, site: Site) -> Iterator[Arrangement]:
+        """All of an irregular site in turns: there every model-stage counts as needing all of it."""
+        for program in programs(self.problem.workflow):
+            if program.colocated and not program.devices:
+                yield self._on(program, dict.fromkeys(program.levels, site), 1, (1,))
+
+    def _split(self, one: Site, other: Site) -> Iterator[Arrangement]:
+        """Partitions on two sites; slots are counted in parts that both sites are whole numbers of."""
+        every = tuple(shape for shape in shapes(self.problem.workflow.model_stages) if len(shape.partitions) == 2)
+        slots = lcm(len(one.slots), len(other.slots))
+        for program in programs(self.problem.workflow, every, split=True):
+            for first, second in ((one, other), (other, one)):
+                where = {ms: (first, second)[home] for ms, home in zip(program.levels, program.home, strict=True)}
+                scales = tuple(slots // len(where[ms].slots) for ms in program.levels)
+                yield self._on(program, where, slots, scales)
+
+    def _pinned(self, pool: Site, held: set[int]) -> Iterator[Arrangement]:
+        workflow, pins = self.problem.workflow, self.problem.capabilities.pins
+        rest = self._part(pool, set(pool.devices) - held)
+        fixed = {ms: self._part(pool, pin.devices) for ms, pin in pins.items() if pin.devices}
+        for free in (pool, rest) if rest.nodes else (pool,):
+            sites = {ms: fixed.get(ms, free) for ms in workflow.model_stages}
+            groups: list[tuple[ModelStage, ...]] = []
+            for ms in workflow.model_stages:
+                mine = set(sites[ms].devices)
+                near = [g for g in groups if g[0].stage is ms.stage and any(mine & set(sites[o].devices) for o in g)]
+                groups = [g for g in groups if g not in near] + [(*(one for g in near for one in g), ms)]
+            (program,) = programs(workflow, (Shape((tuple(groups),)),), split=True)
+            yield self._on(program, sites, len(program.levels), tuple(1 for _ in program.levels), alone=True)
+
+    def _part(self, pool: Site, devices: Collection[int]) -> Site:
+        key = frozenset(devices)
+        if key not in self._only:
+            self._only[key] = pool.only(key)
+        return self._only[key]
+
+    def _on(
+        self,
+        program: Program,
+        sites: Mapping[ModelStage, Site],
+        slots: int,
+        scales: Sequence[int] = (),
+        alone: bool = False,
+    ) -> Arrangement:
+        tables = []
+        for level, ms in enumerate(program.levels):
+            table = self.table(ms, sites[ms])
+            if alone or not sites[ms].regular:
+                table = replace(table, slots=np.ones(len(table), dtype=np.int64))
+            elif scales and scales[level] != 1:
+                table = replace(table, slots=table.slots * scales[level])
+            tables.append(table)
+        rooms = [
+            min(self._room(sites[ms]) for ms, home in zip(program.levels, program.home, strict=True) if home == index)
+            for index in range(len(program.shape.partitions))
+        ]
+        return Arrangement(program, tuple(tables), slots, tuple(rooms), sites, tuple(sites.values()))
+
+    def _room(self, site: Site) -> float:
+        return self.times * min(self.problem.usable(kind) for kind in set(site.kinds))
+
+    def _priced(self, grid: Grid, site: Site) -> Table:
+        """What every row costs at the pace of the slowest node that it reaches."""
+        rows, calls = grid.rows, [call.name for call in self.problem.workflow.calls_of(grid.model_stage)]
+        columns = [np.full(len(rows), np.inf) for _ in range(len(calls) + 3)]
+        for kinds, which in _reached(grid, site):
+            if not which.any():
+                continue
+            prices = self.model.price(grid.model_stage, rows if which.all() else rows[which], kinds)
+            bytes_of = (prices.resident_bytes, prices.transient_bytes)
+            if self.least:
+                bytes_of = self.model.least_memory(grid.model_stage, rows[which], kinds)
+            found = [*(prices.call_s[name] for name in calls), prices.sync_s, *bytes_of]
+            for column, values in zip(columns, found, strict=True):
+                column[which] = values
+        *seconds, sync_s, resident, transient = columns
+        table = Table(tuple(seconds), sync_s, grid.slots, resident, transient, layouts(rows), np.arange(len(rows)))
+        finite = np.isfinite(sum(seconds) + sync_s)
+        return table if finite.all() else table[finite]
+
+
+def layouts(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Equal numbers for equal degrees; the last digits are the replicas."""
+    return ((rows.tp * 1024 + rows.pp) * 1024 + rows.cp) * REPLICAS + rows.dp
+
+
+REPLICAS = 1 << 20
+
+
+def _reached(grid: Grid, site: Site) -> Iterator[tuple[frozenset[str], Bools]]:
+    """Rows by the kinds of the nodes they reach."""
+    if len(set(site.kinds)) == 1:
+        yield frozenset(site.kinds[:1]), np.ones(len(grid.rows), dtype=np.bool_)
+        return
+    distinct = [len(set(site.kinds[: index + 1])) for index in range(len(site.kinds))]
+    reached = np.array(distinct)[grid.slots - 1]
+    for count in sorted(set(distinct)):
+        yield frozenset(site.kinds[: distinct.index(count) + 1]), reached == count
