@@ -9,7 +9,7 @@ waits for generation but what needs its devices, its partition or new weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nereus.core import ModelStage, Plan, Stage, Workflow
@@ -77,26 +77,6 @@ def timeline(order: Sequence[str], waits: Mapping[str, Sequence[str]], seconds: 
     while path[-1] in latest:
         path.append(latest[path[-1]])
     return Timeline(ends[path[0]], ends, tuple(reversed(path)))
-
-
-def mask(devices: Iterable[int]) -> int:
-    """Devices as bits, for quick tests of overlap."""
-    bits = 0
-    for device in devices:
-        bits |= 1 << device
-    return bits
-
-
-def turns(
-    order: Sequence[str], before: Mapping[str, Collection[str]], devices: Mapping[str, int]
-) -> dict[str, tuple[str, ...]]:
-    """What each call waits for, its turn on shared devices (as bits) included."""
-    waits: dict[str, tuple[str, ...]] = {}
-    for index, name in enumerate(order):
-        mine, known = devices[name], before[name]
-        shared = tuple(other for other in order[:index] if devices[other] & mine and other not in known)
-        waits[name] = (*known, *shared)
-    return waits
 
 
 def _generates(workflow: Workflow, name: str) -> bool:
