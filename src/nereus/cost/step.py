@@ -225,7 +225,7 @@ class StepModel:
         ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
         there = ranks.count > 0
         resident, transient = self._by_rank(model_stage, rows, ranks, frozenset(kinds))
-        return tuple(np.where(there, each, np.inf).min(axis=0) for each in (resident, transient))  # type: ignore[return-value]
+        return tuple(np.where(there, each, np.inf).min(axis=0) for each in (resident, transient))
 
     def _memory(self, model_stage: ModelStage, rows: Rows, names: frozenset[str]) -> tuple[Floats, Floats]:
         """Resident and transient bytes of the fullest pp rank of every row."""
