@@ -8,11 +8,11 @@ import sys
 
 from rich.logging import RichHandler
 
-from nereus.cli import calibrate, check, export, listing, plan, train
+from nereus.cli import calibrate, check, diff, export, listing, plan, train
 from nereus.cli._app import app, err
 from nereus.core import NereusError
 
-__all__ = ["app", "calibrate", "check", "export", "listing", "main", "plan", "train"]
+__all__ = ["app", "calibrate", "check", "diff", "export", "listing", "main", "plan", "train"]
 
 
 def main() -> None:

@@ -12,16 +12,54 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nereus.core import Adapt, Outcome, TransitionDAG, Workflow
+from nereus.core import Adapt, EdgeKind, Outcome, TransitionDAG, Workflow
+from nereus.report.diff import Diff, Step
 from nereus.report.history import History, Tick
 
 Event = dict[str, Any]
+EPSILON = 1e-3
+"""Microseconds by which an arrow starts inside the span it leaves."""
 
 
 def write(path: str | Path, history: History, workflow: Workflow) -> None:
     """Write the trace of a run."""
-    data = {"traceEvents": events(history, workflow), "displayTimeUnit": "ms"}
-    Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+    Path(path).write_text(_text(events(history, workflow)), encoding="utf-8")
+
+
+def planned(diff: Diff) -> str:
+    """The trace of a transition that is only predicted: its primitives, and an arrow for every resource edge."""
+    found: list[Event] = []
+    by_id = {step.id: step for step in diff.steps}
+    for step in diff.steps:
+        span = {"ph": "X", "pid": 0, "ts": step.start_s * 1e6, "dur": step.seconds * 1e6}
+        waits = [f"{wait.id} ({wait.kind})" for wait in step.after]
+        facts = {"primitive": step.id, "critical": step.critical, "after": waits, "bytes": dict(step.link_bytes)}
+        name = f"{step.primitive} {step.model_stage}"
+        found.extend({"name": name, **span, "tid": device, "args": facts} for device in step.devices)
+        for wait in step.after:
+            if wait.kind == EdgeKind.RESOURCE:
+                found.extend(_arrow(by_id[wait.id], step))
+    return _text([*_named(found), *found])
+
+
+def _arrow(earlier: Step, later: Step) -> Iterator[Event]:
+    """From the end of one primitive to the start of another, on a device of each."""
+    shared = set(earlier.devices) & set(later.devices)
+    same = {"name": "resource", "cat": "resource", "id": f"{earlier.id} {later.id}", "pid": 0}
+    first, last = (min(shared or step.devices) for step in (earlier, later))
+    yield {**same, "ph": "s", "ts": earlier.end_s * 1e6 - EPSILON, "tid": first}
+    yield {**same, "ph": "f", "bp": "e", "ts": later.start_s * 1e6, "tid": last}
+
+
+def _text(found: list[Event]) -> str:
+    return json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n"
+
+
+def _named(found: Iterable[Event]) -> list[Event]:
+    lanes = sorted({event["tid"] for event in found})
+    return [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": f"device {lane}"}} for lane in lanes
+    ]
 
 
 def events(history: History, workflow: Workflow) -> list[Event]:
@@ -32,11 +70,7 @@ def events(history: History, workflow: Workflow) -> list[Event]:
         decision, outcome = tick.entry.decision, tick.entry.outcome
         if isinstance(decision, Adapt) and outcome is not None:
             found.extend(_primitives(tick.entry.boundary.elapsed_s, decision.proposal.dag, outcome))
-    lanes = sorted({event["tid"] for event in found})
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": f"device {lane}"}} for lane in lanes
-    ]
-    return [*names, *found]
+    return [*_named(found), *found]
 
 
 def _calls(tick: Tick, workflow: Workflow) -> Iterator[Event]:

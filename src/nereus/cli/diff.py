@@ -1,0 +1,83 @@
+"""`nereus diff`: what leads from one plan to another, how long it takes and what it moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nereus.cli._app import AsJson, Overrides, app, echo_json, out
+from nereus.core import SettingsError
+from nereus.report import diff_page, diff_tree, trace
+from nereus.report.diff import Asked
+from nereus.report.diff import diff as between
+from nereus.settings import two_plans
+
+
+@app.command()
+def diff(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Two plans, as plan --json prints or a run records them; or one run.", metavar="A B|RUN"),
+    ],
+    steps: Annotated[
+        tuple[int, int] | None, typer.Option(help="Of RUN: the plans these two steps ran under.", metavar="FROM TO")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="The job's YAML, when the plans do not say it.", metavar="JOB")
+    ] = None,
+    overrides: Overrides = None,
+    lost: Annotated[str, typer.Option(help="Devices that are gone, such as 4,8-15.", metavar="DEVICES")] = "",
+    every: Annotated[bool, typer.Option("--all", help="One line for each primitive.")] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option("--trace", help="Write a trace for Perfetto.", metavar="FILE")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a Gantt chart.", metavar="FILE")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
+    found = between(ask(paths, steps, job, overrides or (), lost))
+    if trace_file is not None:
+        write(trace_file, "--trace", trace.planned(found))
+    if html is not None:
+        write(html, "--html", diff_page.page(found))
+    if as_json:
+        echo_json(found.described())
+    else:
+        out.print(diff_tree.render(found, every))
+
+
+def ask(
+    paths: list[Path], steps: tuple[int, int] | None, job: Path | None, overrides: list[str] | tuple[()], lost: str
+) -> Asked:
+    """The two plans and their job. Raises SettingsError for a question that is none."""
+    gone = devices(lost)
+    if overrides and job is None:
+        raise SettingsError("--set changes a job file: it goes with --job")
+    if steps is not None:
+        if len(paths) != 1 or job is not None:
+            raise SettingsError("--steps goes with one RUN, which says what its job is")
+        return two_plans.of_run(paths[0], steps, gone)
+    if len(paths) != 2:
+        raise SettingsError(f"diff needs two plans A and B, or one RUN and --steps FROM TO; {len(paths)} given")
+    return two_plans.of_files(paths[0], paths[1], job, overrides, gone)
+
+
+def devices(text: str) -> frozenset[int]:
+    """Of `4, 8-15`. Raises SettingsError."""
+    found: set[int] = set()
+    for part in filter(None, map(str.strip, text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise SettingsError(f"--lost {text!r}: expected device numbers and ranges such as 4,8-15")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def write(path: Path, flag: str, text: str) -> None:
+    """Write a file that was asked for. Raises SettingsError when it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{flag} {path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,92 @@
+"""A transition as one self-contained page: a Gantt chart of its primitives by device, edges, bytes and memory."""
+
+from __future__ import annotations
+
+from html import escape
+
+from nereus.core.sizes import show_bytes
+from nereus.report import devices, diff_tree, html
+from nereus.report.diff import Diff, Step
+
+LANES = 96
+"""Groups of devices in the chart; devices that do the same at the same time are one."""
+
+
+def page(shown: Diff) -> str:
+    """HTML that needs nothing beside itself."""
+    title = f"{shown.names[0]} → {shown.names[1]}"
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(shown.changes)}</p>"]
+    parts += [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
+    if shown.steps:
+        rows = shown.moved if len(shown.moved) == 1 else (*shown.moved, shown.total)
+        path = diff_tree.path(shown.critical_path)
+        parts += [
+            f"<p>{escape(diff_tree.summary(shown))}</p>",
+            "<h2>Primitives by device</h2>",
+            gantt(shown),
+            f"<p>Critical path (dark edge): {escape(path)}</p>",
+            "<h2>Primitives</h2>",
+            _primitives(shown),
+            "<h2>Bytes</h2>",
+            html.table(diff_tree.BYTES, map(diff_tree.columns, rows)),
+            "<h2>State on one device</h2>",
+            html.table(diff_tree.MEMORY, map(diff_tree.level, shown.levels)),
+        ]
+    parts += [f"<p>{escape(line)}</p>" for line in diff_tree.worth(shown)]
+    return html.page(title, parts)
+
+
+def gantt(shown: Diff) -> str:
+    """A lane for every group of devices that do the same at the same time, a bar for every primitive on it."""
+    names = list(dict.fromkeys(f"{step.model_stage} {step.primitive}" for step in shown.steps))
+    ended_s = max(step.end_s for step in shown.steps)
+    scale = (html.WIDTH - html.LABEL - 70) / max(ended_s, 1e-12)
+    lanes = _lanes(shown)
+    shapes = []
+    for index, (members, steps) in enumerate(lanes[:LANES]):
+        y = index * (html.BAR + html.GAP)
+        shapes.append(html.text(0, y, devices.where(members, shown.problem.cluster)[:46]))
+        for step in steps:
+            fill = html.colour(names, f"{step.model_stage} {step.primitive}")
+            x, width = html.LABEL + step.start_s * scale, step.seconds * scale
+            shapes.append(html.bar(x, y, width, fill, about(step), step.critical))
+    more = f'<p class="note">{len(lanes) - LANES} more groups of devices.</p>' if len(lanes) > LANES else ""
+    scale_note = f'<p class="note">From 0 to {ended_s:.3g} s.</p>'
+    return html.legend(names) + html.svg(min(len(lanes), LANES), shapes) + more + scale_note
+
+
+def _lanes(shown: Diff) -> list[tuple[list[int], list[Step]]]:
+    """(devices, their primitives), by first device."""
+    on: dict[int, list[Step]] = {}
+    for step in shown.steps:
+        for device in step.devices:
+            on.setdefault(device, []).append(step)
+    alike: dict[tuple[object, ...], tuple[list[int], list[Step]]] = {}
+    for device in sorted(on):
+        key = tuple((s.model_stage, s.primitive, s.start_s, s.end_s, s.critical) for s in on[device])
+        alike.setdefault(key, ([], on[device]))[0].append(device)
+    return list(alike.values())
+
+
+def about(step: Step) -> str:
+    """One primitive in words."""
+    moved = ", ".join(f"{show_bytes(size)} {link}" for link, size in step.link_bytes.items() if size)
+    times = f"{step.start_s:.3g} to {step.end_s:.3g} s"
+    waits = ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after)
+    return "; ".join(filter(None, (step.id, times, moved, f"after {waits}" if waits else "")))
+
+
+def _primitives(shown: Diff) -> str:
+    """Every primitive in order of execution, with what it waits for."""
+    rows = (
+        (
+            step.id,
+            step.primitive,
+            f"{diff_tree.layouts(step.sources)} → {diff_tree.layouts(step.targets) or 'nothing'}",
+            f"{step.start_s:.3g} to {step.end_s:.3g}",
+            show_bytes(sum(step.link_bytes.values())),
+            ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after),
+        )
+        for step in shown.steps
+    )
+    return html.table(("id", "primitive", "units", "seconds", "moved", "after"), rows)

@@ -1,0 +1,199 @@
+"""A transition for a terminal: its primitives as a tree, then bytes, memory and what it is worth.
+
+Steps that are alike (the same primitive between the same layouts, in groups that are alike) share a line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from nereus.core.sizes import show_bytes
+from nereus.report import devices
+from nereus.report.diff import Diff, Level, Moved, Step, Unit
+
+T = TypeVar("T")
+
+FULLEST = 12
+"""Groups of devices whose memory is shown, the fullest first."""
+PATH = 6
+"""Primitives of the critical path that are named, from either end."""
+
+
+def render(shown: Diff, every: bool = False) -> RenderableType:
+    """The whole answer; with `every`, one line for each primitive instead of each kind."""
+    parts: list[RenderableType] = [f"note: {escape(line)}" for line in shown.notes]
+    if not shown.steps:
+        parts.append(f"no state moves: {escape(shown.changes)}")
+    else:
+        parts += [tree(shown, every), escape(summary(shown)), _bytes(shown), _memory(shown)]
+        parts.append(escape(f"critical path: {path(shown.critical_path)}"))
+    parts += [escape(line) for line in worth(shown)]
+    return Group(*parts)
+
+
+def tree(shown: Diff, every: bool = False) -> Tree:
+    """Model-stages, their commit groups and destroys in order of execution, and what each waits for."""
+    root = Tree(escape(f"{shown.names[0]} → {shown.names[1]}"))
+    kinds = {step.id: (step.model_stage, step.primitive) for step in shown.steps}
+    for model_stage, words in shown.stages.items():
+        branch = root.add(escape(f"{model_stage} {words}"))
+        mine = [step for step in shown.steps if step.model_stage == model_stage]
+        by_group = [tuple(steps) for _, steps in groupby(mine, key=lambda step: step.group)]
+        for alike in _collected(by_group, lambda group: (group[0].group if every else "", *map(_shape, group))):
+            steps = [step for group in alike for step in group]
+            node = branch
+            if steps[0].primitive != "Destroy":
+                names = "commit group" if len(alike) == 1 else f"{len(alike)} commit groups like"
+                node = branch.add(escape(f"{names} {alike[0][0].group}"))
+            for same in _collected(steps, lambda step: (step.id if every else "", _shape(step))):
+                leaf = node.add(escape(line(same, shown)))
+                for words in waits(same, kinds):
+                    leaf.add(escape(words))
+    return root
+
+
+def line(same: Sequence[Step], shown: Diff) -> str:
+    """`4 x Split tp2 pp4 → 2 x tp2 pp2 on nodes 0-3: 0 to 0.12 s, 1.5 GiB intra`."""
+    first = same[0]
+    count = f"{len(same)} x " if len(same) > 1 else ""
+    places = {place for step in same for place in _places(step)}
+    text = f"{count}{first.primitive} {layouts(first.sources)}"
+    if first.targets:
+        text += f" → {layouts(first.targets)}"
+    began, ended = min(step.start_s for step in same), max(step.end_s for step in same)
+    text += f" on {devices.where(places, shown.problem.cluster)}: {began:.3g} to {ended:.3g} s"
+    moved = [f"{show_bytes(size)} {link}" for link, size in _summed(step.link_bytes for step in same).items() if size]
+    freed = sum(step.releases_bytes for step in same)
+    parts = [*moved, *([f"frees {show_bytes(freed)}"] if freed else [])]
+    return ", ".join([text, *parts, *(["critical"] if any(step.critical for step in same) else [])])
+
+
+def waits(same: Sequence[Step], kinds: Mapping[str, tuple[str, str]]) -> list[str]:
+    """`state: after 2 x Merge`, `resource: after reward/inference Destroy`."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for step in same:
+        for wait in step.after:
+            stage, primitive = kinds[wait.id]
+            name = primitive if stage == step.model_stage else f"{stage} {primitive}"
+            found.setdefault((wait.kind, name), set()).add(wait.id)
+    return [
+        f"{kind}: after {f'{len(ids)} x {name}' if len(ids) > 1 else f'{name} ({min(ids)})'}"
+        for (kind, name), ids in found.items()
+    ]
+
+
+def summary(shown: Diff) -> str:
+    """Counts, seconds and bytes in one line."""
+    total = shown.total
+    around = f" ({shown.overhead_s:.3g} s of it around them)" if shown.overhead_s else ""
+    text = (
+        f"{len(shown.steps)} primitives in {shown.seconds:.3g} s{around}; {show_bytes(total.moved_bytes)} move, "
+        f"at least {show_bytes(total.minimum_bytes)} must"
+    )
+    ratio = total.over_minimum
+    return text + (f" ({ratio:.3g} x)" if ratio is not None else "")
+
+
+def worth(shown: Diff) -> list[str]:
+    """What the change saves, and what it took where a run made it."""
+    before, after = shown.step_s
+    lines = [f"predicted step: {after:.3g} s"]
+    if before is not None:
+        lines = [f"predicted step: {before:.3g} s → {after:.3g} s"]
+        if shown.steps:
+            steps = shown.pays_back_steps
+            lines[0] += "; it never pays back" if steps is None else f"; it pays back in {steps:.2g} steps"
+    if shown.outcome is not None:
+        done, received = shown.outcome, sum(shown.outcome.received_bytes.values())
+        end = "" if done.completed else f", and stopped: {done.error}"
+        lines.append(f"measured: {done.seconds:.3g} s, {show_bytes(received)} received{end}")
+    return lines
+
+
+def path(names: Sequence[str]) -> str:
+    """The critical path; of a long one, its ends."""
+    if len(names) <= 2 * PATH:
+        return " → ".join(names)
+    return " → ".join([*names[:PATH], f"{len(names) - 2 * PATH} more", *names[-PATH:]])
+
+
+def ratio(value: float | None) -> str:
+    """A ratio, or a dash where nothing has to move."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def columns(row: Moved) -> tuple[str, ...]:
+    """One row of the table of bytes."""
+    sizes = (row.link_bytes.get("intra", 0), row.link_bytes.get("inter", 0), row.moved_bytes)
+    return (
+        row.model_stage,
+        *map(show_bytes, (*sizes, row.minimum_bytes)),
+        ratio(row.over_minimum),
+        show_bytes(row.composed_bytes),
+        ratio(row.composed_over_minimum),
+    )
+
+
+def level(row: Level) -> tuple[str, ...]:
+    """One row of the table of memory."""
+    sizes = map(show_bytes, (row.before_bytes, row.peak_bytes, row.after_bytes))
+    return (row.where, f"{len(row.devices):,}", *sizes, f"{row.share:.0%} of {show_bytes(row.usable_bytes)}")
+
+
+BYTES = ("model-stage", "intra", "inter", "moved", "M*", "moved / M*", "C", "C / M*")
+MEMORY = ("devices", "each of", "before", "at most", "after", "of usable")
+
+
+def _shape(step: Step) -> tuple[str, str, str]:
+    """What steps that are alike have in common."""
+    return (step.primitive, layouts(step.sources), layouts(step.targets))
+
+
+def layouts(units: Iterable[Unit]) -> str:
+    """`2 x tp2 pp4`."""
+    counts = Counter(unit.layout for unit in units)
+    return " + ".join(f"{count} x {layout}" if count > 1 else layout for layout, count in counts.items())
+
+
+def _places(step: Step) -> Iterable[int]:
+    """Where it acts: the devices of what it makes, or takes away."""
+    return (device for unit in step.targets or step.sources for device in unit.devices)
+
+
+def _summed(each: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for sizes in each:
+        total.update(sizes)
+    return total
+
+
+def _collected(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Items with equal keys together, in order of first appearance."""
+    found: dict[Hashable, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.values())
+
+
+def _bytes(shown: Diff) -> Table:
+    table = Table(*BYTES, title="bytes by link, the least (M*) and the paper's composition (C)", title_justify="left")
+    for row in shown.moved if len(shown.moved) == 1 else (*shown.moved, shown.total):
+        table.add_row(*map(escape, columns(row)))
+    return table
+
+
+def _memory(shown: Diff) -> Table:
+    table = Table(*MEMORY, title="state on one device", title_justify="left")
+    for row in shown.levels[:FULLEST]:
+        table.add_row(*map(escape, level(row)))
+    if len(shown.levels) > FULLEST:
+        table.add_row(f"{len(shown.levels) - FULLEST} more groups, less full")
+    return table

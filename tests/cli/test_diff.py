@@ -1,0 +1,205 @@
+"""`nereus diff`: from files and from a run, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nereus import settings
+from nereus.core import Boundary, ControllerState, Keep, Layout, ModelStage, Outcome, Plan, codec, expand
+from nereus.report.recorders.jsonl import Jsonl
+from tests.cli.command import Answer, Command
+from tests.controller.world import SPEC
+from tests.cost.jobs import ACTOR, CRITIC, GENERATION, REFERENCE, REWARD, WORKLOAD, assignment, cluster, grpo, plan, ppo
+from tests.fakes import adapt, proposal, seen
+from tests.settings.files import job
+from tests.support import answers
+
+FLOW = grpo(SPEC)
+A = plan(assignment(GENERATION, dp=2), assignment(REFERENCE, dp=2), assignment(ACTOR, tp=2))
+B = plan(assignment(GENERATION, tp=2), assignment(REFERENCE, dp=2), assignment(ACTOR, pp=2, dp=2))
+
+
+def written(folder: Path, name: str, which: Plan, devices: int = 4, **job: object) -> Path:
+    parts = {"workflow": FLOW, "workload": WORKLOAD, "cluster": cluster(devices)} | job
+    return answers.write(folder / name, which, **parts)  # type: ignore[arg-type]
+
+
+def refused(answer: Answer, code: int, *words: str) -> None:
+    assert (answer.code, answer.out) == (code, ""), answer
+    assert answer.err.count("nereus: ") == 1
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err.replace("\n", " "), answer.err
+
+
+def test_two_answers_of_the_planner(nereus: Command, tmp_path: Path) -> None:
+    before, after = written(tmp_path, "a", A, 2), written(tmp_path, "b", B)
+    shown = nereus("diff", before, after, "--trace", tmp_path / "t.json", "--html", tmp_path / "p.html")
+    assert (shown.code, shown.err) == (0, "")
+    assert "actor/training tp2 pp1 dp1 → tp1 pp2 dp2" in shown.out
+    data = json.loads(nereus("diff", before, after, "--json").out)
+    assert data["schema"] == 1
+    assert data["bytes"]["all"]["moved"] == data["bytes"]["all"]["minimum"] > 0
+    devices = {event["tid"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
+    assert devices == {0, 1, 2, 3}
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+
+
+def test_what_plan_prints_is_read(nereus: Command, tmp_path: Path) -> None:
+    path = job(tmp_path)
+    names = []
+    for tp in (1, 2):
+        pinned = nereus("plan", path, "--json", "--no-advice", "--set", f"plan.pin.actor/training={{tp: {tp}}}")
+        names.append(tmp_path / f"tp{tp}.json")
+        names[-1].write_text(pinned.out)
+    data = json.loads(nereus("diff", *names, "--json").out)
+    assert "actor/training" in data["bytes"]
+
+
+def test_plans_alone_need_the_job(nereus: Command, tmp_path: Path) -> None:
+    path = job(tmp_path)
+    pool = settings.cluster_source(settings.resolve(path)).cluster()
+    layouts = (1, 2)
+    five = (GENERATION, REFERENCE, REWARD, ACTOR, CRITIC)
+    names = []
+    for tp in layouts:
+        made = plan(*(assignment(ms, tp=tp) for ms in five))
+        names.append(tmp_path / f"{tp}.json")
+        names[-1].write_text(json.dumps(codec.encode(made)))
+    assert len(pool.ids) == 4
+    refused(nereus("diff", *names), 2, "--job")
+    data = json.loads(nereus("diff", *names, "--job", path, "--json").out)
+    assert set(data["bytes"]) == {*map(str, five), "all"}
+    refused(nereus("diff", *names, "--set", "run.steps=4"), 2, "--set", "--job")
+
+
+def run(folder: Path) -> Path:
+    """A run of three steps whose plan changed after the second."""
+    directory = folder / "run"
+    directory.mkdir()
+    path = job(folder, algorithm={"use": "grpo", "reward_model": False}, reward={"model_weight": 0.0})
+    resolved = settings.resolve(path)
+    (directory / "settings.yaml").write_text(yaml.safe_dump(resolved.model_dump(mode="json", exclude_none=True)))
+    pool = settings.cluster_source(resolved).cluster()
+    sink = Jsonl(directory)
+    sink.begin(ControllerState(A, expand(A), pool, pool, WORKLOAD))
+    for step in (1, 2, 3):
+        if step == 2:
+            outcome = Outcome(expand(B), True, 0.75, {0: 2 << 20})
+            sink.record(Boundary(step, 1.0), seen(step, range(4)), (), adapt(proposal(A, B, 1.0, 0.4, 0.8)), outcome)
+        else:
+            sink.record(Boundary(step, 1.0), seen(step, range(4)), (), Keep("no"), None)
+    return directory
+
+
+def test_steps_of_a_run(nereus: Command, tmp_path: Path) -> None:
+    directory = run(tmp_path)
+    shown = nereus("diff", directory, "--steps", 2, 3)
+    assert (shown.code, shown.err) == (0, "")
+    assert "step 2 → step 3" in shown.out
+    assert "measured: 0.75 s, 2 MiB received" in shown.out
+    assert "no state moves" in nereus("diff", directory, "--steps", 1, 2).out
+    back = nereus("diff", directory, "--steps", 3, 1)
+    assert "actor/training tp1 pp2 dp2 → tp2 pp1 dp1" in back.out
+    assert "measured" not in back.out
+
+
+def test_plan_files_of_a_run_know_their_job(nereus: Command, tmp_path: Path) -> None:
+    plans = run(tmp_path) / "plans"
+    files = sorted(plans.iterdir())
+    assert len(files) == 2
+    assert nereus("diff", *files).code == 0
+
+
+def test_a_run_without_such_steps(nereus: Command, tmp_path: Path) -> None:
+    directory = run(tmp_path)
+    refused(nereus("diff", directory, "--steps", 2, 9), 2, "no step 9", "1-3")
+    refused(nereus("diff", directory, directory), 2, "--steps FROM TO")
+    refused(nereus("diff", directory), 2, "--steps FROM TO")
+    refused(nereus("diff", tmp_path / "nowhere", "--steps", 1, 2), 2, "nowhere")
+
+
+def test_plans_of_different_jobs(nereus: Command, tmp_path: Path) -> None:
+    first = written(tmp_path, "a", A)
+    larger = replace(FLOW, specs={**FLOW.specs, "actor": replace(FLOW.specs["actor"], layers=6)})
+    refused(nereus("diff", first, written(tmp_path, "b", B, workflow=larger)), 2, "layers of the actor is 4", "6")
+    five = plan(*(assignment(ms) for ms in ppo().model_stages))
+    other = written(tmp_path, "c", five, workflow=ppo())
+    refused(nereus("diff", first, other), 2, "different jobs", "critic/training", "reward/inference")
+    elsewhere = written(tmp_path, "d", B, cluster=cluster(4, memory_bytes=5 * 10**8))
+    refused(nereus("diff", first, elsewhere), 2, "different machines", "device 0")
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (plan(*B.assignments[:2], assignment(ACTOR, dp=2, first=3)), ["devices 4", "do not exist", "0-3"]),
+        (plan(*B.assignments[:2], assignment(ACTOR, tp=3)), ["tp 3", "4 heads and 2 KV heads", "1, 2, 4"]),
+        (plan(*B.assignments[:2]), ["no layout for actor/training"]),
+        (plan(*B.assignments, assignment(CRITIC)), ["not of this job", "critic/training"]),
+        (plan(*B.assignments[:2], assignment(ACTOR, zero=1)), ["zero 1", "whole replicas"]),
+    ],
+)
+def test_targets_that_cannot_be(nereus: Command, tmp_path: Path, after: Plan, words: list[str]) -> None:
+    refused(nereus("diff", written(tmp_path, "a", A), written(tmp_path, "b", after)), 2, *words)
+
+
+def test_more_pipeline_ranks_than_layers(nereus: Command, tmp_path: Path) -> None:
+    flow, deep = grpo(), plan(*B.assignments[:2], assignment(ACTOR, pp=4))
+    files = (written(tmp_path, "a", A, workflow=flow), written(tmp_path, "b", deep, workflow=flow))
+    refused(nereus("diff", *files), 2, "actor/training has pp 4", "2 layers", "1 to 2")
+
+
+def test_uneven_layers_must_add_up(nereus: Command, tmp_path: Path) -> None:
+    actor = B.of(ModelStage.parse("actor/training"))
+    uneven = replace(actor, candidate=replace(actor.candidate, layout=Layout(1, 2, (1, 2))))
+    files = (written(tmp_path, "a", A), written(tmp_path, "b", plan(*B.assignments[:2], uneven)))
+    refused(nereus("diff", *files), 2, "stage_layers [1, 2]", "4 together")
+
+
+def test_lost_devices(nereus: Command, tmp_path: Path) -> None:
+    first, second = written(tmp_path, "a", A), written(tmp_path, "b", B)
+    refused(nereus("diff", first, second, "--lost", "3"), 2, "uses devices 3, which are lost")
+    refused(nereus("diff", first, second, "--lost", "7-9"), 2, "no device 7-9", "0-3")
+    refused(nereus("diff", first, second, "--lost", "x"), 2, "4,8-15")
+    one = written(tmp_path, "c", plan(assignment(GENERATION), assignment(REFERENCE), assignment(ACTOR)))
+    assert nereus("diff", written(tmp_path, "d", replace_actor(A)), one, "--lost", "1").code == 0
+    refused(nereus("diff", first, one, "--lost", "1"), 3, "actor/training: no unit exists")
+
+
+def replace_actor(which: Plan) -> Plan:
+    return plan(*which.assignments[:2], assignment(ACTOR, dp=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["cannot be read", "No such file"]),
+        ("{", ["not JSON"]),
+        ("[1]", ["not an answer"]),
+        ('{"type": "Plan"}', ["not a plan"]),
+        ('{"schema": 1, "plan": null, "shortage": "too small"}', ["holds no plan", "too small"]),
+    ],
+)
+def test_files_that_are_no_plans(nereus: Command, tmp_path: Path, text: str | None, words: list[str]) -> None:
+    bad = tmp_path / "bad.json"
+    if text is not None:
+        bad.write_text(text)
+    refused(nereus("diff", written(tmp_path, "a", A), bad), 2, "bad.json", *words)
+
+
+def test_too_little_memory_is_an_error_of_its_own(nereus: Command, tmp_path: Path) -> None:
+    tight = cluster(4, memory_bytes=100_000)
+    files = (written(tmp_path, "a", A, cluster=tight), written(tmp_path, "b", B, cluster=tight))
+    refused(nereus("diff", *files), 3, "device", "bytes short", "update_actor", "would do")
+
+
+def test_outputs_that_cannot_be_written(nereus: Command, tmp_path: Path) -> None:
+    files = (written(tmp_path, "a", A), written(tmp_path, "b", B))
+    for flag in ("--trace", "--html"):
+        refused(nereus("diff", *files, flag, tmp_path / "no" / "where"), 2, flag, "cannot be written")

@@ -1,0 +1,216 @@
+"""What is shown of a transition: its numbers are those of an execution, and every picture holds every primitive."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from nereus.core import (
+    Calibration,
+    Capabilities,
+    InfeasibleError,
+    Plan,
+    expand,
+)
+from nereus.cost.state import schemas
+from nereus.engine.transports.memory import execute
+from nereus.planning.problem import Problem
+from nereus.report import diff_page, diff_tree, trace
+from nereus.report.diff import Asked, Diff, diff
+from tests.cost.jobs import ACTOR, GENERATION, REFERENCE, SMALL, TINY, WORKLOAD, assignment, cluster, grpo, plan
+from tests.oracles.cut import lacks_bytes
+from tests.support.worlds import filled
+
+FLOW = grpo(replace(TINY, heads=8, kv_heads=4, head_dim=4))
+HELD = schemas(FLOW)
+BEFORE = plan(
+    assignment(GENERATION, tp=2, dp=2),
+    assignment(REFERENCE, dp=2, first=4),
+    assignment(ACTOR, tp=2, pp=2, first=4),
+)
+AFTER = plan(
+    assignment(GENERATION, tp=4, dp=2),
+    assignment(REFERENCE, dp=2, first=4),
+    assignment(ACTOR, tp=4, first=2),
+)
+
+
+def asked(before: Plan = BEFORE, after: Plan = AFTER, memory_bytes: int = 10**9, **changes: object) -> Asked:
+    pool = cluster(8, memory_bytes, nodes=2, constants={"context.bytes": 0.0, "workspace.bytes": 0.0})
+    problem = Problem(FLOW, WORKLOAD, pool, Capabilities())
+    return replace(Asked(("A", "B"), before, after, problem), **changes)  # type: ignore[arg-type]
+
+
+SHOWN = diff(asked())
+
+
+def text(shown: Diff, every: bool = False) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(diff_tree.render(shown, every))
+    return captured.get()
+
+
+def test_bytes_are_what_the_oracle_says_devices_lack() -> None:
+    for row in SHOWN.moved:
+        ms = next(ms for ms in HELD if str(ms) == row.model_stage)
+        existing = SHOWN.dag.start.of(ms)
+        lacking = sum(lacks_bytes(HELD[ms], existing, unit, d) for unit in SHOWN.dag.goal.of(ms) for d in unit.devices)
+        assert row.moved_bytes == lacking
+    assert SHOWN.total.link_bytes == {
+        link: sum(row.link_bytes[link] for row in SHOWN.moved) for link in ("intra", "inter")
+    }
+    assert [row.model_stage for row in SHOWN.moved] == ["actor/generation", "actor/training"]
+
+
+def test_bytes_by_link_follow_from_who_sends_to_whom() -> None:
+    one_node = diff(asked(problem=replace(asked().problem, cluster=cluster(8, 10**9))))
+    assert one_node.total.link_bytes == {"intra": one_node.total.moved_bytes, "inter": 0}
+    assert SHOWN.total.link_bytes["inter"] > 0
+
+
+def test_memory_is_what_an_execution_stores() -> None:
+    world = filled(SHOWN.dag.start, HELD)
+    before = {device: world.stored_bytes(device) for device in range(8)}
+    traffic = execute(SHOWN.dag, HELD, world)
+    for level in SHOWN.levels:
+        for device in level.devices:
+            assert level.before_bytes == before[device]
+            assert level.peak_bytes == traffic.peak_bytes.get(device, before[device])
+            assert level.after_bytes == world.stored_bytes(device)
+    assert sorted(device for level in SHOWN.levels for device in level.devices) == list(range(8))
+
+
+def test_the_clock_ends_with_the_critical_path_and_nothing_starts_before_what_it_waits_for() -> None:
+    by_id = {step.id: step for step in SHOWN.steps}
+    assert max(step.end_s for step in SHOWN.steps) == pytest.approx(SHOWN.seconds)
+    assert by_id[SHOWN.critical_path[-1]].end_s == pytest.approx(SHOWN.seconds)
+    assert {step.id for step in SHOWN.steps if step.critical} == set(SHOWN.critical_path)
+    for step in SHOWN.steps:
+        assert all(by_id[wait.id].end_s <= step.start_s for wait in step.after)
+
+
+def test_what_a_run_learnt_scales_the_clock_and_stands_beside_it() -> None:
+    learnt = replace(asked().problem, calibration=Calibration(transition_scale=2.0, transition_overhead_s=0.5))
+    slower = diff(asked(problem=learnt))
+    assert slower.seconds == pytest.approx(2 * SHOWN.seconds + 0.5)
+    assert max(step.end_s for step in slower.steps) == pytest.approx(2 * SHOWN.seconds)
+    assert "0.5 s of it around them" in text(slower)
+
+
+def test_the_tree_names_each_kind_of_step_and_each_wait() -> None:
+    shown = text(SHOWN)
+    assert "actor/generation tp2 pp1 dp2 → tp4 pp1 dp2" in shown
+    assert "reference/inference tp1 pp1 dp2 stays as it is" in shown
+    assert "state: after" in shown
+    assert "commit group actor/training/0" in shown
+    assert "moved / M*" in shown
+
+
+def test_all_shows_a_line_for_each_primitive() -> None:
+    shown = text(SHOWN, every=True)
+    kinds = Counter(step.primitive for step in SHOWN.steps)
+    for kind, count in kinds.items():
+        assert sum(f"── {kind} " in line for line in shown.splitlines()) == count
+
+
+def test_a_resource_edge_is_shown_where_memory_is_short() -> None:
+    """Generation may take devices 4 and 5 only when the reference has left them."""
+    flow, actor = grpo(SMALL), assignment(ACTOR, tp=4)
+    before = plan(assignment(GENERATION, first=7), assignment(REFERENCE, dp=2, first=4), actor)
+    after = plan(assignment(GENERATION, dp=2, first=4), assignment(REFERENCE, first=6), actor)
+
+    def between(memory_bytes: int) -> Diff:
+        tight = asked(before, after, memory_bytes)
+        return diff(replace(tight, problem=replace(tight.problem, workflow=flow)))
+
+    roomy = between(10**9)
+    assert not any(wait.kind == "resource" for step in roomy.steps for wait in step.after)
+    most = max(level.peak_bytes for level in roomy.levels)
+    tight = between(most)  # of which a tenth stays free
+    assert max(level.peak_bytes for level in tight.levels) <= 0.9 * most
+    waits = {wait.id for step in tight.steps for wait in step.after if wait.kind == "resource"}
+    assert waits <= {step.id for step in tight.steps if step.primitive == "Destroy"}
+    assert "resource: after 2 x reference/inference Destroy" in text(tight)
+    arrows = [event["ph"] for event in json.loads(trace.planned(tight))["traceEvents"] if event.get("cat")]
+    assert arrows == ["s", "f"] * (len(arrows) // 2) != []
+
+
+def test_memory_that_is_too_small_is_named_with_what_would_do() -> None:
+    needed = max(level.peak_bytes for level in SHOWN.levels)
+    tight = asked(memory_bytes=needed)
+    with pytest.raises(InfeasibleError, match="device") as caught:
+        diff(tight)
+    assert caught.value.short_bytes
+    enough = max(int(word.replace(",", "")) for word in str(caught.value).split() if word.replace(",", "").isdigit())
+    assert diff(asked(memory_bytes=enough)).steps
+
+
+def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit() -> None:
+    """Two models swap devices: each plan fits, but there is no moment at which one of them could move."""
+    flow, actor = grpo(SMALL), assignment(ACTOR, tp=4)
+    before = plan(assignment(GENERATION, first=6), assignment(REFERENCE, first=7), actor)
+    after = plan(assignment(GENERATION, first=7), assignment(REFERENCE, first=6), actor)
+
+    def between(memory_bytes: int) -> Diff:
+        tight = asked(before, after, memory_bytes)
+        return diff(replace(tight, problem=replace(tight.problem, workflow=flow)))
+
+    most = max(level.peak_bytes for level in between(10**9).levels)
+    with pytest.raises(InfeasibleError, match=r"cannot start: device [67] is [\d,]+ bytes short") as caught:
+        between(most)
+    enough = int(re.findall(r"([\d,]+) \(", str(caught.value))[-1].replace(",", ""))
+    assert between(enough).steps
+    with pytest.raises(InfeasibleError, match="cannot start"):
+        between(enough - 2)
+
+
+def test_equal_plans_need_nothing() -> None:
+    same = diff(asked(after=BEFORE))
+    assert (same.seconds, same.steps, same.total.moved_bytes) == (0.0, (), 0)
+    assert "no state moves" in text(same)
+    assert "<svg" not in diff_page.page(same)
+
+
+def test_units_on_lost_devices_are_no_sources() -> None:
+    after = plan(*(replace(a, candidate=replace(a.candidate, dp=1), units=a.units[:1]) for a in BEFORE.assignments))
+    shown = diff(asked(plan(*BEFORE.assignments), after, lost=frozenset({2, 3})))
+    assert [step.primitive for step in shown.steps] == ["Destroy"]
+    assert shown.step_s[0] is None
+    with pytest.raises(InfeasibleError, match="actor/training: no unit exists"):
+        diff(asked(lost=frozenset({5}), after=after))
+
+
+def test_the_trace_has_one_lane_a_device_on_which_nothing_overlaps() -> None:
+    found = json.loads(trace.planned(SHOWN))["traceEvents"]
+    spans = [event for event in found if event["ph"] == "X"]
+    wanted = Counter((step.id, device) for step in SHOWN.steps for device in step.devices)
+    assert Counter((event["args"]["primitive"], event["tid"]) for event in spans) == wanted
+    lanes = defaultdict(list)
+    for event in spans:
+        lanes[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for lane in lanes.values():
+        ordered = sorted(lane)
+        assert all(first[1] <= second[0] + 1e-6 for first, second in pairwise(ordered))
+    assert {event["tid"] for event in found if event["ph"] == "M"} == set(lanes)
+
+
+def test_the_page_stands_alone_and_shows_every_primitive() -> None:
+    page = diff_page.page(SHOWN)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert all(step.id in page for step in SHOWN.steps)
+    drawn = page.count("<rect")
+    assert len({step.id for step in SHOWN.steps}) <= drawn <= sum(len(step.devices) for step in SHOWN.steps)
+
+
+def test_json_holds_the_goal_and_the_ratios() -> None:
+    data = json.loads(json.dumps(SHOWN.described()))
+    assert data["bytes"]["all"]["moved_over_minimum"] == SHOWN.total.moved_bytes / SHOWN.total.minimum_bytes
+    assert len(data["goal"]["units"]) == len(expand(AFTER).units)
+    assert data["step_s"]["after"] > 0
