@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from nereus.core.sizes import show_bytes
+from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import devices, diff_tree, html
 from nereus.report.diff import Diff, Step
 
@@ -51,7 +51,7 @@ def gantt(shown: Diff) -> str:
             x, width = html.LABEL + step.start_s * scale, step.seconds * scale
             shapes.append(html.bar(x, y, width, fill, about(step), step.critical))
     more = f'<p class="note">{len(lanes) - LANES} more groups of devices.</p>' if len(lanes) > LANES else ""
-    scale_note = f'<p class="note">From 0 to {ended_s:.3g} s.</p>'
+    scale_note = f'<p class="note">From 0 to {show_seconds(ended_s)} s.</p>'
     return html.legend(names) + html.svg(min(len(lanes), LANES), shapes) + more + scale_note
 
 
@@ -71,7 +71,7 @@ def _lanes(shown: Diff) -> list[tuple[list[int], list[Step]]]:
 def about(step: Step) -> str:
     """One primitive in words."""
     moved = ", ".join(f"{show_bytes(size)} {link}" for link, size in step.link_bytes.items() if size)
-    times = f"{step.start_s:.3g} to {step.end_s:.3g} s"
+    times = f"{show_seconds(step.start_s)} to {show_seconds(step.end_s)} s"
     waits = ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after)
     return "; ".join(filter(None, (step.id, times, moved, f"after {waits}" if waits else "")))
 
@@ -83,7 +83,7 @@ def _primitives(shown: Diff) -> str:
             step.id,
             step.primitive,
             f"{diff_tree.layouts(step.sources)} → {diff_tree.layouts(step.targets) or 'nothing'}",
-            f"{step.start_s:.3g} to {step.end_s:.3g}",
+            f"{show_seconds(step.start_s)} to {show_seconds(step.end_s)}",
             show_bytes(sum(step.link_bytes.values())),
             ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after),
         )

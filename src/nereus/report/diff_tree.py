@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from nereus.core.sizes import show_bytes
+from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import devices
 from nereus.report.diff import Diff, Level, Moved, Step, Unit
 
@@ -69,7 +69,7 @@ def line(same: Sequence[Step], shown: Diff) -> str:
     if first.targets:
         text += f" → {layouts(first.targets)}"
     began, ended = min(step.start_s for step in same), max(step.end_s for step in same)
-    text += f" on {devices.where(places, shown.problem.cluster)}: {began:.3g} to {ended:.3g} s"
+    text += f" on {devices.where(places, shown.problem.cluster)}: {show_seconds(began)} to {show_seconds(ended)} s"
     moved = [f"{show_bytes(size)} {link}" for link, size in _summed(step.link_bytes for step in same).items() if size]
     freed = sum(step.releases_bytes for step in same)
     parts = [*moved, *([f"frees {show_bytes(freed)}"] if freed else [])]
@@ -93,28 +93,28 @@ def waits(same: Sequence[Step], kinds: Mapping[str, tuple[str, str]]) -> list[st
 def summary(shown: Diff) -> str:
     """Counts, seconds and bytes in one line."""
     total = shown.total
-    around = f" ({shown.overhead_s:.3g} s of it around them)" if shown.overhead_s else ""
+    around = f" ({show_seconds(shown.overhead_s)} s of it around them)" if shown.overhead_s else ""
     text = (
-        f"{len(shown.steps)} primitives in {shown.seconds:.3g} s{around}; {show_bytes(total.moved_bytes)} move, "
+        f"{len(shown.steps)} primitives in {show_seconds(shown.seconds)} s{around}; {show_bytes(total.moved_bytes)} move, "
         f"at least {show_bytes(total.minimum_bytes)} must"
     )
     ratio = total.over_minimum
-    return text + (f" ({ratio:.3g} x)" if ratio is not None else "")
+    return text + (f" ({ratio:.3f} x)" if ratio is not None else "")
 
 
 def worth(shown: Diff) -> list[str]:
     """What the change saves, and what it took where a run made it."""
     before, after = shown.step_s
-    lines = [f"predicted step: {after:.3g} s"]
+    lines = [f"predicted step: {show_seconds(after)} s"]
     if before is not None:
-        lines = [f"predicted step: {before:.3g} s → {after:.3g} s"]
+        lines = [f"predicted step: {show_seconds(before)} s → {show_seconds(after)} s"]
         if shown.steps:
             steps = shown.pays_back_steps
             lines[0] += "; it never pays back" if steps is None else f"; it pays back in {steps:.2g} steps"
     if shown.outcome is not None:
         done, received = shown.outcome, sum(shown.outcome.received_bytes.values())
         end = "" if done.completed else f", and stopped: {done.error}"
-        lines.append(f"measured: {done.seconds:.3g} s, {show_bytes(received)} received{end}")
+        lines.append(f"measured: {show_seconds(done.seconds)} s, {show_bytes(received)} received{end}")
     return lines
 
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from nereus.core.sizes import show_bytes, show_seconds
-from nereus.report import tables
+from nereus.report import html, tables
 from nereus.report.answer import IMPORTED, Answer, Comparison
+from nereus.report.html import BAR, GAP, LABEL, WIDTH
 from nereus.report.views import CallView, MemoryView, PlanView
 
-WIDTH, LABEL, BAR, GAP = 960, 300, 22, 6
-"""Pixels: of a picture, of the names at its left, of a bar, and between bars."""
-COLOURS = ("#4878a8", "#e08a3c", "#5aa469", "#b8574f", "#8069a8", "#8c6f58", "#d477ad", "#7a7a7a", "#b5ad3f", "#3ea8b5")
 FULLEST = 40
 """Groups of devices in the memory picture."""
-
-STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1000px; color: #222; }
-table { border-collapse: collapse; margin: .6em 0 1.4em; } th, td { padding: .25em .7em; text-align: left; }
-th { border-bottom: 2px solid #999; } td { border-bottom: 1px solid #ddd; vertical-align: top; }
-.note { color: #666; } .bad { color: #a33; } svg { display: block; margin: .6em 0 1.4em; } svg text { font-size: 12px; }
-"""
 
 
 def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
@@ -39,15 +30,14 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
         parts.append(f"<p>No plan is below {show_seconds(shown.result.bound_s)} s a step.</p>")
     if shown.runners_up:
         rows = ((show_seconds(r.step_s), f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
-        parts += ["<h2>Plans that came close</h2>", _table(("step s", "slower by", "what differs"), rows)]
+        parts += ["<h2>Plans that came close</h2>", html.table(("step s", "slower by", "what differs"), rows)]
     if shown.advice:
         title = "What would help" if shown.best is None else "What would make the step shorter"
         parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(a.describe())}</li>" for a in shown.advice), "</ul>"]
     if shown.result is not None and shown.result.refused:
         rows = ((r["reason"], str(r["count"]), "; ".join(r["examples"])) for r in tables.grouped(shown.result.refused))
-        parts += ["<h2>Refused</h2>", _table(("why", "how many", "for example"), rows)]
-    head = f'<meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+        parts += ["<h2>Refused</h2>", html.table(("why", "how many", "for example"), rows)]
+    return html.page(name, parts)
 
 
 def plan(view: PlanView, title: str) -> list[str]:
@@ -68,7 +58,7 @@ def plan(view: PlanView, title: str) -> list[str]:
     return [
         f"<h2>{escape(title)}</h2>",
         f"<p>{escape(step)}</p>",
-        _table(columns, rows),
+        html.table(columns, rows),
         "<h3>One step</h3>",
         timeline(view),
         "<h3>Memory of one device</h3>",
@@ -88,15 +78,12 @@ def timeline(view: PlanView) -> str:
         y = index * (BAR + GAP)
         if index and rank[call.call] != rank[lanes[index - 1].call]:
             shapes.append(f'<line x1="0" x2="{WIDTH}" y1="{y - GAP / 2}" y2="{y - GAP / 2}" stroke="#bbb"/>')
-        edge = ' stroke="#222" stroke-width="1.5"' if call.critical else ""
         x, width = LABEL + call.start_s * scale, max(call.seconds * scale, 1.0)
-        shapes.append(_text(0, y, f"{call.call} ({call.model_stage})"))
-        shapes.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{_colour(names, call.model_stage)}"'
-            f"{edge}><title>{escape(_about(call))}</title></rect>"
-        )
-        shapes.append(_text(x + width + 4, y, f"{show_seconds(call.seconds)} s"))
-    return _svg(len(lanes), shapes)
+        shapes.append(html.text(0, y, f"{call.call} ({call.model_stage})"))
+        fill = html.colour(names, call.model_stage)
+        shapes.append(html.bar(x, y, width, fill, _about(call), call.critical))
+        shapes.append(html.text(x + width + 4, y, f"{show_seconds(call.seconds)} s"))
+    return html.svg(len(lanes), shapes)
 
 
 def memory(rows: Sequence[MemoryView]) -> str:
@@ -108,15 +95,12 @@ def memory(rows: Sequence[MemoryView]) -> str:
     shapes = []
     for index, row in enumerate(shown):
         y, x = index * (BAR + GAP), float(LABEL)
-        shapes.append(_text(0, y, f"{row.where} ({row.count:,})"[:44]))
+        shapes.append(html.text(0, y, f"{row.where} ({row.count:,})"[:44]))
         parts = [(name, f"{name} stored", size) for name, size in row.stored.items()]
         parts += [(name, f"{row.call}: {name}", size) for name, size in row.added.items()]
         for name, words, size in parts:
-            about = f"<title>{escape(words)} {show_bytes(size)}</title>"
-            colour = _colour(names, name)
-            shapes.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{size * scale:.1f}" height="{BAR}" fill="{colour}">{about}</rect>'
-            )
+            fill = html.colour(names, name)
+            shapes.append(html.bar(x, y, size * scale, fill, f"{words} {show_bytes(size)}"))
             x += size * scale
         for limit, dash in ((row.usable_bytes, "4 3"), (row.capacity_bytes, "0")):
             at = LABEL + limit * scale
@@ -124,10 +108,10 @@ def memory(rows: Sequence[MemoryView]) -> str:
                 f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y}" y2="{y + BAR}" stroke="#222" stroke-dasharray="{dash}"/>'
             )
         end = LABEL + max(row.peak_bytes, row.capacity_bytes) * scale
-        shapes.append(_text(end + 6, y, f"{show_bytes(row.peak_bytes)}, {row.share:.0%}"))
+        shapes.append(html.text(end + 6, y, f"{show_bytes(row.peak_bytes)}, {row.share:.0%}"))
     rest = f'<p class="note">{len(rows) - FULLEST} more groups, less full.</p>' if len(rows) > FULLEST else ""
     hint = '<p class="note">Dashed: what a plan may use; solid: capacity.</p>'
-    return _legend(names) + _svg(len(shown), shapes) + rest + hint
+    return html.legend(names) + html.svg(len(shown), shapes) + rest + hint
 
 
 def _comparison(found: Comparison) -> list[str]:
@@ -140,7 +124,7 @@ def _comparison(found: Comparison) -> list[str]:
             f"({found.slower:+.1%}). To the best plan: {escape(found.changes)}</p>"
         )
         rows = ((call, show_seconds(own), show_seconds(best), f"{best - own:+.3g}") for call, own, best in found.calls)
-        parts.append(_table(("call", "own s", "best s", "difference s"), rows))
+        parts.append(html.table(("call", "own s", "best s", "difference s"), rows))
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, f"The {found.own} as a plan")
     elif found.other is not None and found.better is found.other:
@@ -152,31 +136,3 @@ def _about(call: CallView) -> str:
     classes = sorted(call.classes.items(), key=lambda entry: -entry[1])
     inside = ", ".join(f"{name} {show_seconds(seconds)} s" for name, seconds in classes if seconds)
     return f"{call.call}: {show_seconds(call.start_s)} to {show_seconds(call.end_s)} s; {inside}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _legend(names: Sequence[str]) -> str:
-    marks = (f'<span style="color:{_colour(names, name)}">&#9632;</span> {escape(name)}' for name in names)
-    return f"<p>{' &nbsp; '.join(marks)}</p>"
-
-
-def _svg(lanes: int, shapes: Sequence[str]) -> str:
-    height = lanes * (BAR + GAP)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" xmlns="http://www.w3.org/2000/svg">'
-        + "".join(shapes)
-        + "</svg>"
-    )
-
-
-def _text(x: float, y: int, words: str) -> str:
-    return f'<text x="{x:.1f}" y="{y + BAR - 7}">{escape(words)}</text>'
-
-
-def _colour(names: Sequence[str], name: str) -> str:
-    return COLOURS[names.index(name) % len(COLOURS)]

@@ -202,7 +202,7 @@ def _both(jobs: tuple[Job, Job]) -> Cluster:
             (first.kinds[device.kind], device.node),
             (second.kinds.get(its.kind, first.kinds[device.kind]), its.node),
         )
-        mine, theirs = ((kind.name, kind.memory_bytes, node) for kind, node in sides)
+        mine, theirs = ((each.name, each.memory_bytes, node) for each, node in sides)
         if mine != theirs:
             there = [f"{name} of {show_bytes(size)} on node {node}" for name, size, node in (mine, theirs)]
             raise SettingsError(
