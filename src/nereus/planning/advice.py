@@ -5,7 +5,8 @@ Every answer is a search of a changed problem, so its numbers are those of a pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from nereus.core import (
@@ -26,7 +27,7 @@ from nereus.planning.problem import Problem
 from nereus.planning.search import search
 
 MOST_DEVICES = 16_384
-MOST_TIMES = 64
+MOST_TIMES = 16
 """A pool that would have to grow by more is no advice."""
 WORTH = 0.005
 """A change that shortens the step by a smaller share is not worth a line."""
@@ -69,19 +70,18 @@ class _Change:
     problem: Problem
 
 
-def remedies(problem: Problem, widest: Capabilities) -> tuple[Advice, ...]:
+def remedies(problem: Problem, widest: Capabilities, short_bytes: Mapping[int, int]) -> tuple[Advice, ...]:
     """The smallest change of each kind that makes an infeasible job fit, those that need no hardware first.
 
-    `widest` is what the job's host could be told to do beyond what the problem allows today.
+    `widest` is what the job's host could be told to do beyond what the problem allows today; `short_bytes` is what
+    each device lacks under the leanest plan, as the search says.
     """
     options = tuple(_options(problem, widest))
     found = list(_tried(options))
     if len(options) > 1 and not found:  # none of them alone
         found += _tried(tuple(_together(options, problem)))
     found += _tried(_unpinned(problem, widest))
-    for look in (_shorter, _larger_pool, _more_memory):
-        found.extend(look(problem))
-    return tuple(found)
+    return (*found, *_shorter(problem), *_larger_pool(problem), *_more_memory(problem, short_bytes))
 
 
 def gains(problem: Problem, now_s: float, widest: Capabilities) -> tuple[Advice, ...]:
@@ -220,17 +220,13 @@ def _larger_pool(problem: Problem) -> Iterator[Advice]:
     yield from _tried((_Change("devices", words, replace(problem, cluster=cluster)),))
 
 
-def _more_memory(problem: Problem) -> Iterator[Advice]:
-    """The smallest memory of a device that fits, to a sixteenth of what it has."""
-    power = next((power for power in range(1, 5) if _best(_memory(problem, 1 << power)) is not None), None)
-    if power is None:
-        return
-    lower, upper = (1 << power) // 2 * 16, (1 << power) * 16
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        lower, upper = (lower, middle) if _best(_memory(problem, middle / 16)) is not None else (middle, upper)
-    words = f"devices with {_memory_words(problem, upper / 16)}"
-    yield from _tried((_Change("memory", words, _memory(problem, upper / 16)),))
+def _more_memory(problem: Problem, short_bytes: Mapping[int, int]) -> Iterator[Advice]:
+    """The smallest memory of a device that fits."""
+    kinds = {device.id: problem.cluster.kinds[device.kind] for device in problem.cluster.devices}
+    times = max((1 + short / kinds[device].memory_bytes for device, short in short_bytes.items()), default=1.0)
+    if times > 1:
+        words = f"devices with {_memory_words(problem, times)}"
+        yield from _tried((_Change("memory", words, _memory(problem, times)),))
 
 
 def _links(problem: Problem) -> Iterator[_Change]:
@@ -259,7 +255,9 @@ def _capped_at_p95(problem: Problem) -> Iterator[_Change]:
 
 def _memory(problem: Problem, times: float) -> Problem:
     cluster = problem.cluster
-    kinds = {name: replace(kind, memory_bytes=int(kind.memory_bytes * times)) for name, kind in cluster.kinds.items()}
+    kinds = {
+        name: replace(kind, memory_bytes=math.ceil(kind.memory_bytes * times)) for name, kind in cluster.kinds.items()
+    }
     return replace(problem, cluster=Cluster(cluster.devices, kinds, cluster.links))
 
 

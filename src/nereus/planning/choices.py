@@ -16,7 +16,7 @@ from math import lcm
 import numpy as np
 
 from nereus.core import Candidate, ModelStage, Plan
-from nereus.cost.rows import Bools, Floats, Rows
+from nereus.cost.rows import Bools, Rows
 from nereus.cost.step import StepModel
 from nereus.planning.exact import Found
 from nereus.planning.grid import Grid, Grids
@@ -94,6 +94,11 @@ class Choices:
                 )
             self._fitting[key] = table[alone].undominated() if alone.any() else table[alone]
         return self._fitting[key]
+
+    def candidates(self, model_stage: ModelStage, site: Site) -> Table:
+        """The candidates of a model-stage that fit a site, those that another of equal degrees beats included."""
+        table = self._every(model_stage, site)
+        return table[table.resident + table.transient <= self._room(site)]
 
     def exists(self, model_stage: ModelStage) -> bool:
         """Whether a model-stage has a candidate at all, on devices of any memory."""

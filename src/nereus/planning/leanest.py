@@ -14,23 +14,22 @@ LARGEST = 1 << 20
 PRECISION = 1e-6
 
 
-def nothing_fits(problem: Problem, model: StepModel, choices: Choices) -> InfeasibleError:
-    """The error that says what the leanest plan lacks, on which device and why."""
+def nothing_fits(problem: Problem, model: StepModel, choices: Choices, lean: Plan | None) -> InfeasibleError | None:
+    """The error that says what the leanest plan lacks, on which device and why; None when it fits after all."""
     where = f"no plan fits {len(problem.cluster.devices)} devices"
     for model_stage in problem.workflow.model_stages:
         if not choices.exists(model_stage):
             reasons = {r.reason for r in choices.refusals.all() if r.plan.startswith(str(model_stage))}
             words = "; ".join(sorted(reasons)) or "its degrees need more devices than there are"
             return InfeasibleError(f"{where}: {model_stage} has no layout there ({words})")
-    plan = leanest(choices)
-    if plan is None:
-        return InfeasibleError(f"{where} with the devices that are pinned")
-    peaks = model.peaks(plan)
+    if lean is None:
+        return InfeasibleError(f"{where}: no two model-stages share these devices whatever their memory")
+    peaks = model.peaks(lean)
     short = shortage(problem, peaks)
     if not short:
-        return InfeasibleError(f"{where}: {plan.describe()} comes closest")
+        return None
     return InfeasibleError(
-        f"{where}; the one that needs least is {plan.describe()}: {explain_shortage(problem, peaks)}", short
+        f"{where}; the one that needs least is {lean.describe()}: {explain_shortage(problem, peaks)}", short
     )
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nereus.core import Assignment, Candidate, Layout, ModelStage, Plan, Rejection
+from nereus.core import Assignment, Candidate, InfeasibleError, Layout, ModelStage, Plan, Rejection
 from nereus.cost.step import StepModel
 from nereus.planning.choices import Choices
 from nereus.planning.judge import Scored, misfit
-from nereus.planning.leanest import nothing_fits
+from nereus.planning.leanest import leanest, nothing_fits
 from nereus.planning.legal import check_pins
 from nereus.planning.problem import Problem
 from nereus.planning.select import fastest
@@ -61,7 +61,11 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
         if known is None or _digits(scored) < _digits(known):
             offered[_name(plan)] = scored
     if not offered:
-        raise nothing_fits(problem, model, choices)
+        lean = leanest(choices)
+        reason = nothing_fits(problem, model, choices, lean)
+        if reason is not None or lean is None:
+            raise reason or InfeasibleError(f"no plan fits {len(problem.cluster.devices)} devices")
+        offered[_name(lean)] = Scored(lean, model.estimate(lean))
     ranked = sorted(offered.values(), key=lambda scored: (_digits(scored), _changes(current, scored.plan)))[:k]
     bound_s = min(each.estimate.step_s for each in ranked)
     return SearchResult(tuple(ranked), choices.refusals.all(), choices.considered, bound_s)

@@ -1,0 +1,200 @@
+"""The search against SCIP on the same candidates, its CPU time and memory, and what any DP degree is worth.
+
+`python -m benchmarks.planner.search [--json FILE] [--out DIR] [--quick] [--limit S]`; `--out` keeps SCIP's model files
+(.cip), which a third party can run. The job is PPO with five model-stages of Llama-3.1-8B on nodes of eight H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist, mean
+from typing import Any
+
+from tests.oracles.scip_plans import Answer, columns_of, solve
+
+from benchmarks.planner._result import Result, at_least, at_most
+from nereus.algorithms.ppo import Ppo
+from nereus.clusters.named import machine
+from nereus.core import Capabilities, Head, Lengths, Workload
+from nereus.families.models import named
+from nereus.planning.choices import Arrangement, Choices
+from nereus.planning.exact import Best
+from nereus.planning.problem import Problem
+from nereus.planning.search import search
+from nereus.planning.select import fastest
+
+MODEL, MACHINE, NODE = "llama-3.1-8b", "h200x8", 8
+SEQUENCES, PROMPT, RESPONSE, P95 = 2048, 256, 2048.0, 3000.0
+POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
+ANY = (24, 96, 256, 1024)
+IRREGULAR = (24, 28, 40, 48, 56, 96)
+LIMIT_S = 150.0
+"""Of one SCIP solve: all of them together stay below half an hour."""
+AGREES = 1 + 1e-6
+
+
+def problem(devices: int, dp: str) -> Problem:
+    """The job on the first `devices` of as many nodes as they need."""
+    spec = named(MODEL)
+    specs = {"actor": spec, "reference": spec} | dict.fromkeys(("critic", "reward"), named(MODEL, head=Head.SCALAR))
+    whole = machine(MACHINE, -(-devices // NODE))
+    cluster = whole if devices == len(whole.devices) else whole.only(whole.ids[:devices])
+    sequences = max(SEQUENCES, devices)
+    workload = Workload(sequences, 1, Lengths.constant(PROMPT), _lengths(), sequences // 4, 8192)
+    return Problem(Ppo().workflow(specs), workload, cluster, Capabilities(dp=dp))
+
+
+def _lengths(levels: int = 21) -> Lengths:
+    """A log-normal distribution of response lengths with this mean and 95th percentile."""
+    z = NormalDist().inv_cdf(0.95)
+    sigma = z - math.sqrt(z * z - 2 * math.log(P95 / RESPONSE))
+    at = [min(max(level / (levels - 1), 0.001), 0.999) for level in range(levels)]
+    mu = math.log(RESPONSE) - sigma**2 / 2
+    quantiles = tuple(math.exp(mu + sigma * NormalDist().inv_cdf(share)) for share in at)
+    return Lengths(RESPONSE, P95, quantiles[-1], quantiles)
+
+
+def evaluated(asked: Problem) -> tuple[Choices, list[Arrangement]]:
+    """Every candidate priced, every arrangement listed."""
+    choices = Choices(asked, asked.model())
+    return choices, list(choices.arrangements())
+
+
+def against_scip(devices: int, dp: str, limit_s: float, out: Path | None) -> list[Result]:
+    """The same candidates for both: the ratio of their optima, and of their times (ours warm, the fastest of five)."""
+    asked = problem(devices, dp)
+    choices, arrangements = evaluated(asked)
+    times_s: list[float] = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        best = fastest(arrangements, asked.workflow, 1)
+        times_s.append(time.perf_counter() - began_s)
+    step_s = _step_s(best)
+    (site,) = set(arrangements[0].sites.values())
+    tables = {ms: choices.candidates(ms, site) for ms in asked.workflow.model_stages}
+    calls = {ms: [call.name for call in asked.workflow.calls_of(ms)] for ms in tables}
+    file = None if out is None else out / f"ppo_{MODEL}_{devices}_{dp}.cip"
+    answer = solve(
+        asked.workflow, columns_of(tables, calls), len(site.slots), arrangements[0].room[0], 2 * step_s, limit_s, file
+    )
+    return _compared(f"{devices} devices, {dp} DP", step_s, min(times_s), answer, devices == 1024 and dp == "powers")
+
+
+def _compared(where: str, step_s: float, search_s: float, answer: Answer, hard: bool) -> list[Result]:
+    details = {
+        "step_s": step_s, "search_s": search_s, "scip_step_s": answer.step_s, "scip_bound_s": answer.bound_s,
+        "scip_s": answer.solve_s, "scip_status": answer.status, "binaries": answer.binaries,
+    }  # fmt: skip
+    proven = answer.status == "optimal"
+    other_s = answer.step_s if proven else answer.bound_s
+    note = f"SCIP {answer.status}, {answer.binaries} binaries, {answer.solve_s:.1f} s"
+    ratio = step_s / other_s if other_s > 0 else math.inf
+    quality = Result(
+        f"step s, {where}", "= 1.000 of SCIP's optimum" if proven else "report: of SCIP's bound",
+        step_s, other_s, ratio, (ratio <= AGREES) if proven else None, note, details,
+    )  # fmt: skip
+    faster, name = answer.solve_s / search_s, f"SCIP time / search time, {where}"
+    note = f"search {1e3 * search_s:.1f} ms" + ("" if proven else ", SCIP stopped at its limit")
+    speed = at_least(name, 1000, faster, notes=note) if hard else Result(name, "report", faster, notes=note)
+    return [quality, speed]
+
+
+def cpu(devices: int, dp: str, limit_ms: float, repeats: int = 7) -> list[Result]:
+    """Process CPU milliseconds to evaluate and search, and of a whole answer with eight placed plans (warm, least)."""
+    asked = problem(devices, dp)
+    parts: list[tuple[float, float]] = []
+    whole: list[float] = []
+    for _ in range(repeats):
+        began = time.process_time()
+        _, arrangements = evaluated(asked)
+        priced = time.process_time()
+        fastest(arrangements, asked.workflow, 1)
+        parts.append((1e3 * (priced - began), 1e3 * (time.process_time() - priced)))
+        began = time.process_time()
+        search(asked)
+        whole.append(1e3 * (time.process_time() - began))
+    evaluate_ms, search_ms = min(parts, key=sum)
+    note = f"evaluate {evaluate_ms:.1f} + search {search_ms:.1f} ms; an answer with 8 placed plans {min(whole):.1f} ms"
+    name = f"evaluate + search CPU ms, {devices} devices, {dp} DP"
+    return [at_most(name, limit_ms, evaluate_ms + search_ms, notes=note)]
+
+
+def memory(devices: int, dp: str) -> Result:
+    """Growth of the resident set of a fresh process over one search."""
+    command = [sys.executable, "-m", "benchmarks.planner.search", "--grow", str(devices), dp]
+    grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return at_most(f"RSS growth MB, {devices} devices, {dp} DP", 100, float(grown))
+
+
+def _grown(devices: int, dp: str) -> float:
+    asked = problem(devices, dp)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    search(asked)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def any_against_powers(pools: Sequence[int]) -> Result:
+    """The predicted step with any DP degree over that with powers of two."""
+    by_pool: dict[str, float] = {}
+    for devices in pools:
+        steps = [search(problem(devices, dp), 1).best[0].estimate.step_s for dp in ("any", "powers")]
+        by_pool[str(devices)] = steps[0] / steps[1]
+    note = ", ".join(f"{pool}: {ratio:.3f}" for pool, ratio in by_pool.items())
+    return Result(
+        "any DP / powers of two, predicted step", "report", mean(by_pool.values()), notes=note, details=by_pool
+    )
+
+
+def run(_: Path | None = None, limit_s: float = LIMIT_S, out: Path | None = None, quick: bool = False) -> list[Result]:
+    """All lines; `quick` leaves large pools to SCIP out."""
+    found = [
+        *cpu(1024, "powers", 20), *cpu(16384, "powers", 100, 3), *cpu(1024, "any", 150, 3),
+        memory(1024, "powers"), memory(16384, "powers"), memory(1024, "any"),
+        any_against_powers(IRREGULAR),
+    ]  # fmt: skip
+    pools = [(devices, "powers") for devices in POWERS] + [(devices, "any") for devices in ANY]
+    for devices, dp in pools[:2] if quick else pools:
+        found += against_scip(devices, dp, limit_s, out)
+    return found
+
+
+def _step_s(best: Best) -> float:
+    return min(found.step_s for found in best.found.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run everything, print a table, write the JSON."""
+    from rich.console import Console
+
+    from benchmarks.planner.__main__ import table
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner.search", description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write every number here")
+    parser.add_argument("--out", type=Path, help="keep SCIP's model files in this folder")
+    parser.add_argument("--quick", action="store_true", help="give SCIP the two smallest pools only")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of one SCIP solve")
+    parser.add_argument("--grow", nargs=2, metavar=("DEVICES", "DP"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.grow:
+        print(_grown(int(given.grow[0]), given.grow[1]))
+        return 0
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+    found = run(None, given.limit, given.out, given.quick)
+    Console(width=160).print(table(found))
+    if given.json is not None:
+        lines: list[dict[str, Any]] = [line.as_json for line in found]
+        given.json.write_text(json.dumps(lines, indent=2, default=str) + "\n")
+    return int(any(line.met is False for line in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
