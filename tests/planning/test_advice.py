@@ -48,7 +48,9 @@ def short() -> Problem:
 
 @pytest.fixture(scope="module")
 def found(short: Problem) -> dict[str, Advice]:
-    return {line.kind: line for line in advice.remedies(short, WIDE)}
+    with pytest.raises(InfeasibleError) as caught:
+        search(short, 1)
+    return {line.kind: line for line in advice.remedies(short, WIDE, caught.value.short_bytes)}
 
 
 def test_the_smallest_pool_is_named(short: Problem, found: dict[str, Advice]) -> None:
@@ -64,6 +66,14 @@ def test_the_response_cap_fits_and_the_next_does_not(short: Problem, found: dict
     assert tokens < 64
     assert fits(replace(short, workload=advice.capped(short.workload, tokens)))
     assert not fits(replace(short, workload=advice.capped(short.workload, tokens + 64 // advice.CAPS)))
+
+
+def test_the_memory_that_is_named_fits_and_is_near_the_least(short: Problem, found: dict[str, Advice]) -> None:
+    has = short.cluster.kinds["cpu"].memory_bytes
+    enough = smallest_that_fits(2)
+    assert has < enough
+    size = float(found["memory"].change.split()[2])
+    assert 0.99 * enough <= size * 2**20 <= 1.05 * enough, found["memory"].change
 
 
 def test_every_remedy_says_the_step_it_gives(short: Problem, found: dict[str, Advice]) -> None:

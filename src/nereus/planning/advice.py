@@ -221,7 +221,7 @@ def _larger_pool(problem: Problem) -> Iterator[Advice]:
 
 
 def _more_memory(problem: Problem, short_bytes: Mapping[int, int]) -> Iterator[Advice]:
-    """The smallest memory of a device that fits."""
+    """The memory of a device with which the leanest plan fits."""
     kinds = {device.id: problem.cluster.kinds[device.kind] for device in problem.cluster.devices}
     times = max((1 + short / kinds[device].memory_bytes for device, short in short_bytes.items()), default=1.0)
     if times > 1:

@@ -123,9 +123,9 @@ def answer(
     """
     model = problem.model()
     try:
-        result, shortage = search(problem, top), ""
+        result, shortage, short_bytes = search(problem, top), "", {}
     except InfeasibleError as error:
-        result, shortage = None, str(error)
+        result, shortage, short_bytes = None, str(error), error.short_bytes
     best = PlanView.of(problem, model, result.best[0]) if result else None
     if own is None and not unplaced:
         comparison = _pinned(problem, model, best, shortage, widest.pins)
@@ -134,7 +134,7 @@ def answer(
         best = comparison.better
     found: tuple[Advice, ...] = ()
     if advise:
-        found = advice.gains(problem, best.step_s, widest) if best else advice.remedies(problem, widest)
+        found = advice.gains(problem, best.step_s, widest) if best else advice.remedies(problem, widest, short_bytes)
     return Answer(problem, best, result, shortage, _runners_up(result), comparison, found)
 
 
