@@ -66,7 +66,13 @@ def _row(line: Mapping[str, str], system: str) -> RLRow:
     mean, longest = (float(line[name]) - PROMPT_TOKENS for name in ("gen_avg_seq", "train_max_seq"))
     response = Lengths(mean, longest, longest)
     workload = Workload(
-        sequences // ANSWERS, ANSWERS, Lengths.constant(PROMPT_TOKENS), response, int(line["train_gbs"]), int(longest)
+        sequences // ANSWERS,
+        ANSWERS,
+        Lengths.constant(PROMPT_TOKENS),
+        response,
+        mini_batch=int(line["train_gbs"]),
+        max_response_tokens=int(longest),
+        packed=True,
     )
     plan = Plan(tuple(_placed(line, stage, devices, precision) for stage in workflow.model_stages))
     label = f"{line['algorithm']} {line['model']} {system} x{devices}"
@@ -80,7 +86,7 @@ def _verified(workflow: Workflow) -> Workflow:
 
 
 def _placed(line: Mapping[str, str], stage: ModelStage, devices: int, precision: str) -> Assignment:
-    """Every model-stage on all devices, packed; sequences are packed too, so a micro-batch is one of them."""
+    """Every model-stage on all devices; a packed micro-batch has room for one sequence of the greatest length."""
     if stage.stage.value == "generation":
         tp, pp = json.loads(line["gen_tp_pp"])
         dp = devices // (tp * pp)
@@ -88,8 +94,9 @@ def _placed(line: Mapping[str, str], stage: ModelStage, devices: int, precision:
     else:
         tp, cp, ep, pp, vpp = (int(each) if each.isdigit() else 1 for each in _degrees(line))
         layout, dp = Layout(tp, pp), devices // (tp * cp * pp)
+        fits = int(float(line["train_max_seq"]) // float(line["gen_avg_seq"]))
         candidate = Candidate(
-            stage, layout, dp, zero=1, cp=cp, ep=ep, vpp=vpp, sequence_parallel=tp > 1, precision=precision
+            stage, layout, dp, fits, zero=1, cp=cp, ep=ep, vpp=vpp, sequence_parallel=tp > 1, precision=precision
         )
     size = candidate.layout.size * candidate.cp
     return Assignment(candidate, tuple(tuple(range(i * size, (i + 1) * size)) for i in range(candidate.dp)))

@@ -154,7 +154,8 @@ def test_a_plan_goes_to_openrlhf_and_back(data: st.DataObject) -> None:
             assert made.plan.of(stage).candidate.micro_batch == assignment.candidate.micro_batch
     assert made.plan.of(GENERATION).candidate.layout == plan.of(GENERATION).candidate.layout
     assert (made.workload.prompts, made.workload.mini_batch) == (work.prompts, work.mini_batch)
-    assert (made.workload.samples_per_prompt, made.workload.packed) == (work.samples_per_prompt, work.packed)
+    assert made.workload.samples_per_prompt == work.samples_per_prompt
+    assert made.workload.packed == (work.packed or plan.of(ACTOR).candidate.cp > 1)  # ring attention always packs
 
 
 @settings(max_examples=60, deadline=None)

@@ -211,6 +211,42 @@ def test_token_budgets_become_micro_batches() -> None:
     assert (candidate.cp, candidate.dp, candidate.micro_batch) == (2, 4, 8)  # 2 x 4096 tokens, 1024 a sequence
 
 
+NEMO = texts.NEMO_RL.replace("train_micro_batch_size: 1", "train_micro_batch_size: 2")
+PADDED = texts.VERL.replace("rollout.n=8", "rollout.n=8 actor_rollout_ref.model.use_remove_padding=False")
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "packed"),
+    [
+        ("verl", texts.VERL, True),  # its default
+        ("verl", PADDED, False),
+        ("nemo-rl", texts.NEMO_RL, False),
+        ("nemo-rl", NEMO.replace("  precision", "  sequence_packing: {enabled: true}\n  precision", 1), True),
+        ("nemo-rl", NEMO.replace("  precision", "  dynamic_batching: {enabled: true}\n  precision", 1), True),
+        ("slime", texts.SLIME, True),
+        ("areal", texts.AREAL, True),
+        ("roll", texts.ROLL, False),
+        ("roll", texts.ROLL.replace("actor_train:", "actor_train:\n  use_sequence_packing: true"), True),
+        ("roll", texts.ROLL.replace("actor_train:", "actor_train:\n  use_dynamic_batching_in_train: true"), True),
+        ("openrlhf", texts.OPENRLHF, False),
+        ("openrlhf", texts.OPENRLHF.rstrip() + " --packing_samples", True),
+        ("openrlhf", texts.OPENRLHF.rstrip() + " --use_dynamic_batch", True),
+        ("openrlhf", texts.OPENRLHF.rstrip() + " --ring_attn_size 2", True),
+    ],
+)
+def test_who_packs_micro_batches(framework: str, text: str, packed: bool) -> None:
+    made = built(read_text(framework, text, "a"))
+    assert made.workload.packed is packed
+    assert any(("packed" if packed else "padded to the longest") in line for line in made.assumptions)
+
+
+def test_a_packed_micro_batch_of_nemo_rl_has_room_for_so_many_of_the_greatest_length() -> None:
+    text = NEMO.replace("  precision", "  sequence_packing: {enabled: true}\n  precision", 1)
+    made = built(read_text("nemo-rl", text, "a"), prompt=Lengths.constant(100), response=Lengths(400, 900, 2000))
+    assert made.plan is not None
+    assert made.plan.of(TRAINING).candidate.micro_batch == 2 * 4096 // 500
+
+
 def test_lengths_that_are_given_replace_what_is_assumed() -> None:
     made = built(small(), response=Lengths(100, 200, 300))
     assert made.workload.response.mean == 100

@@ -136,7 +136,7 @@ def build(
         capabilities=capabilities(found, workflow),
         plan=placed.plan,
         unplaced=placed.reason,
-        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions),
+        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions, _padding(found)),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
 
@@ -180,6 +180,13 @@ def _guessed(found: Imported) -> list[str]:
 
 def _taken(found: Imported) -> list[str]:
     return [f"{field}: taken from {found.framework}'s default {key}" for field, key in sorted(found.defaults.items())]
+
+
+def _padding(found: Imported) -> str:
+    """What the time and memory of a micro-batch are counted for."""
+    if found.batch.unpadded:
+        return "micro-batches are packed: every token counts once, padding not at all"
+    return "every sequence of a micro-batch is padded to the longest of them: the file does not pack them"
 
 
 def _workflow(found: Imported, sizes: Mapping[str, ModelSpec]) -> Workflow:

@@ -5,6 +5,7 @@ examples/configs/grpo_math_1B.yaml (commit 7ea279a) is the base of most.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nereus.integrations._keys import Keys
 from nereus.integrations._tables import Table, degree, fill, name, part, size, switch
@@ -62,6 +63,7 @@ ENGINES: dict[str, Table] = {
         "tp": degree("policy.generation.mcore_generation_config.tensor_model_parallel_size", default=1),
     },
 }
+PACKING = ("dynamic_batching", "sequence_packing")
 KV_SHARE = (
     f"{VLLM}.gpu_memory_utilization",
     f"{SGLANG}.mem_fraction_static",
@@ -141,7 +143,8 @@ def _batch(keys: Keys, section: str) -> Batch:
         hint = f"; it inherits {missing}, which is not beside the file" if missing else ""
         message = f"{keys.launch.name}: {section}.num_prompts_per_step is missing{hint}"
         raise RefusedImportError(Refusal.NO_BATCH, message)
-    dynamic, packing = keys.flag("policy.dynamic_batching.enabled"), keys.flag("policy.sequence_packing.enabled")
+    # Dynamic batching sorts by length first: next to nothing is padded.
+    packed = any(keys.flag(f"policy.{way}.enabled") for way in PACKING)
     total = keys.integer("policy.max_total_sequence_length")
     return Batch(
         prompts=prompts,
@@ -156,8 +159,8 @@ def _batch(keys: Keys, section: str) -> Batch:
             "policy.generation.max_new_tokens", default=total, of="batch.max_response_tokens"
         ),
         max_sequence_tokens=total,
-        packed=bool(dynamic or packing),
-        unpadded=bool(packing),
+        packed=packed,
+        unpadded=packed,
     )
 
 
@@ -167,13 +170,27 @@ def _trained(keys: Keys, section: str, megatron: str, dtensor: str, devices: int
         "dtype": name(f"{section}.precision", "policy.precision"),
     }
     of = "actor" if section == "policy" else "critic"
+    more: dict[str, Any] = {"devices": devices, "tokens": _budget(keys, section)}
     if keys.flag(f"{megatron}.enabled"):
         full = keys.flag(f"{megatron}.activation_checkpointing")
         table = _megatron(megatron) | micro
-        return part(keys, table, of, backend="megatron", devices=devices, zero=1, recompute="full" if full else "none")
+        return part(keys, table, of, backend="megatron", zero=1, recompute="full" if full else "none", **more)
     full = keys.flag(f"{dtensor}.activation_checkpointing")
     table = _dtensor(dtensor) | micro
-    return part(keys, table, of, backend="dtensor/fsdp2", devices=devices, zero=3, recompute="full" if full else "none")
+    return part(keys, table, of, backend="dtensor/fsdp2", zero=3, recompute="full" if full else "none", **more)
+
+
+def _budget(keys: Keys, section: str) -> int | None:
+    """Tokens of a packed micro-batch; what the base files compute is so many sequences of the greatest length."""
+    way = next((way for way in PACKING if keys.flag(f"{section}.{way}.enabled")), None)
+    if way is None:
+        return None
+    key = f"{section}.{way}.train_mb_tokens"
+    if isinstance(keys.value(key), int):
+        return keys.integer(key)
+    longest = keys.integer(f"{section}.max_total_sequence_length", "policy.max_total_sequence_length", needed=False)
+    micro = keys.integer(f"{section}.train_micro_batch_size", needed=False)
+    return longest * micro if longest and micro else None
 
 
 def _critic(keys: Keys, devices: int) -> Part:

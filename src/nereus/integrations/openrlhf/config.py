@@ -69,7 +69,7 @@ def imported(keys: Keys) -> Imported:
         colocated=not apart,
         actor=part(keys, TRAINING, "actor", **trained, devices=training),
         rollout=Part(backend="vllm", devices=generating or training, dp=engines, **engine),
-        batch=Batch(mini_batch_unit=MiniBatch.SAMPLES, **fill(keys, BATCH, "batch")),
+        batch=_batch(keys),
         reference=_scoring(keys, "reference", "ref") if "reference" in roles else None,
         critic=part(keys, TRAINING, "critic", **trained, devices=_pool(keys, "critic")[2])
         if "critic" in roles
@@ -82,6 +82,14 @@ def imported(keys: Keys) -> Imported:
         idle_offload=bool(keys.flag("--ds.enable_sleep", "--deepspeed_enable_sleep")),
         notes=("mini_batch counts samples; rollout.dp is the number of vLLM engines; sp is ring attention",),
     )
+
+
+def _batch(keys: Keys) -> Batch:
+    values = fill(keys, BATCH, "batch")
+    ring = keys.integer(*TRAINING["sp"].keys, default=1, needed=False) or 1
+    # Both turn packing on by themselves.
+    values["unpadded"] = values["unpadded"] or values["packed"] or ring > 1
+    return Batch(mini_batch_unit=MiniBatch.SAMPLES, **values)
 
 
 def _scoring(keys: Keys, of: str, role: str) -> Part:

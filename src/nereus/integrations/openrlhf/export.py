@@ -98,7 +98,7 @@ def _batch(asked: Exported, roles: Mapping[str, Candidate]) -> list[str]:
         f"--rollout.max_new_tokens {work.max_response_tokens}",
         f"--train.micro_batch_size {roles['actor'].micro_batch}",
     ]
-    if work.packed:
+    if work.packed or roles["actor"].cp > 1:  # ring attention packs, whether it is told or not
         found.append("--ds.packing_samples")
     if "reference" in roles:
         found.append(f"--rollout.micro_batch_size {roles['reference'].micro_batch}")

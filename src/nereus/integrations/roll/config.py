@@ -126,7 +126,8 @@ def _batch(keys: Keys) -> Batch:
     )
     # The agentic pipeline counts trajectories in a batch, the others prompts.
     trajectories = keys.starts("train_env_manager.") and not keys.has("num_return_sequences_in_group")
-    unpadded = bool(keys.flag("use_sequence_packing", *_role("actor_train", "use_sequence_packing")))
+    # Both: packing lays sequences end to end, dynamic batching puts those of similar length together.
+    unpadded = bool(packed)
     more: dict[str, Any] = {
         "unpadded": unpadded,
         "max_sequence_tokens": sequence,
