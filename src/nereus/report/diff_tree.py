@@ -92,14 +92,11 @@ def waits(same: Sequence[Step], kinds: Mapping[str, tuple[str, str]]) -> list[st
 
 def summary(shown: Diff) -> str:
     """Counts, seconds and bytes in one line."""
-    total = shown.total
+    total, over = shown.total, shown.total.over_minimum
     around = f" ({show_seconds(shown.overhead_s)} s of it around them)" if shown.overhead_s else ""
-    text = (
-        f"{len(shown.steps)} primitives in {show_seconds(shown.seconds)} s{around}; {show_bytes(total.moved_bytes)} move, "
-        f"at least {show_bytes(total.minimum_bytes)} must"
-    )
-    ratio = total.over_minimum
-    return text + (f" ({ratio:.3f} x)" if ratio is not None else "")
+    must = f"{show_bytes(total.minimum_bytes)} must" + (f" ({over:.3f} x)" if over is not None else "")
+    counted = f"{len(shown.steps)} primitives in {show_seconds(shown.seconds)} s{around}"
+    return f"{counted}; {show_bytes(total.moved_bytes)} move, at least {must}"
 
 
 def worth(shown: Diff) -> list[str]:
