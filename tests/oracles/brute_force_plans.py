@@ -83,10 +83,10 @@ def step_s(workflow: Workflow, home: Home, chosen: Choices) -> Array:
     return np.asarray(np.maximum.reduce(list(ends.values())) + sum(row["sync"] for row in chosen.values()))
 
 
-def fits(home: Home, chosen: Choices, slots: int, room: float) -> Array:
+def fits(home: Home, chosen: Choices, slots: int, room: float) -> NDArray[np.bool_]:
     """Which choices have the slots and the bytes."""
     used: Array = np.array(0.0)
-    ok: Array = np.array(True)
+    ok: NDArray[np.bool_] = np.array(True)
     for partition in {p for p, _ in home.values()}:
         inside = [ms for ms, (p, _) in home.items() if p == partition]
         widest, stored = np.array(0.0), np.array(0.0)
@@ -98,7 +98,7 @@ def fits(home: Home, chosen: Choices, slots: int, room: float) -> Array:
             needs = [np.maximum.reduce([chosen[ms]["slots"] for ms in group]) for group in groups.values()]
             widest = np.maximum(widest, sum(needs))
             stays = [sum(chosen[ms]["resident"] for ms in group) for group in groups.values()]
-            stored = stored + np.maximum.reduce(stays)
+            stored = stored + np.max(np.array(stays), axis=0)
         added = np.maximum.reduce([chosen[ms]["transient"] for ms in inside])
         ok, used = ok & (stored + added <= room), used + widest
     return np.asarray(ok & (used <= slots))

@@ -54,8 +54,11 @@ seconds = st.integers(1, 40).map(float)
 sizes = st.integers(0, 12).map(float)
 
 
+Drawn = tuple[Workflow, dict[ModelStage, list[Row]], int, float]
+
+
 @st.composite
-def problems(draw: Any, rows: int, **jobs: Any) -> tuple[Workflow, dict[ModelStage, list[Row]], int, float]:
+def problems(draw: st.DrawFn, /, rows: int, **jobs: Any) -> Drawn:
     flow = workflow(**{key: draw(value) for key, value in jobs.items()})
     slots = draw(st.integers(1, 6))
     found = {
@@ -85,25 +88,29 @@ def check(flow: Workflow, rows: Mapping[ModelStage, Sequence[Row]], slots: int, 
 
 @settings(max_examples=40, deadline=None)
 @given(problems(rows=4, inference=st.integers(0, 2), training=st.integers(0, 2)), st.sampled_from([1, 2, 5]))
-def test_the_fastest_layouts_of_jobs_like_ppo_and_grpo(problem: Any, k: int) -> None:
-    check(*problem, k)
+def test_the_fastest_layouts_of_jobs_like_ppo_and_grpo(problem: Drawn, k: int) -> None:
+    flow, rows, slots, room = problem
+    check(flow, rows, slots, room, k)
 
 
 @settings(max_examples=8, deadline=None)
 @given(problems(rows=2, inference=st.integers(3, 4), training=st.just(1)), st.sampled_from([1, 3]))
-def test_three_and_four_models_of_one_stage(problem: Any, k: int) -> None:
-    check(*problem, k)
+def test_three_and_four_models_of_one_stage(problem: Drawn, k: int) -> None:
+    flow, rows, slots, room = problem
+    check(flow, rows, slots, room, k)
 
 
 @settings(max_examples=8, deadline=None)
 @given(problems(rows=2, inference=st.just(1), training=st.just(3), frozen=st.booleans()), st.sampled_from([1, 3]))
-def test_three_models_that_are_trained(problem: Any, k: int) -> None:
-    check(*problem, k)
+def test_three_models_that_are_trained(problem: Drawn, k: int) -> None:
+    flow, rows, slots, room = problem
+    check(flow, rows, slots, room, k)
 
 
 @settings(max_examples=15, deadline=None)
 @given(
     problems(rows=3, inference=st.integers(1, 2), training=st.just(1), greedy=st.just(True)), st.sampled_from([1, 4])
 )
-def test_calls_that_need_not_wait_for_all_of_generation(problem: Any, k: int) -> None:
-    check(*problem, k)
+def test_calls_that_need_not_wait_for_all_of_generation(problem: Drawn, k: int) -> None:
+    flow, rows, slots, room = problem
+    check(flow, rows, slots, room, k)

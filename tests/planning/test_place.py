@@ -122,7 +122,13 @@ def test_three_models_of_one_stage_form_groups_in_every_way() -> None:
     models = tuple(ModelStage(name, Stage.INFERENCE) for name in ("a", "b", "c"))
     a, b, c = models
     groups = {frozenset(map(frozenset, shape.partitions[0])) for shape in shapes(models) if len(shape.partitions) == 1}
-    expected = [[(a, b, c)], [(a,), (b, c)], [(b,), (a, c)], [(c,), (a, b)], [(a,), (b,), (c,)]]
+    expected: list[list[tuple[ModelStage, ...]]] = [
+        [(a, b, c)],
+        [(a,), (b, c)],
+        [(b,), (a, c)],
+        [(c,), (a, b)],
+        [(a,), (b,), (c,)],
+    ]
     assert groups == {frozenset(map(frozenset, each)) for each in expected}
 
 

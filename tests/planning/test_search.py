@@ -1,4 +1,4 @@
-"""What the search returns: plans that the cost model confirms, on sensible devices, and what is missing when none fits."""
+"""The search returns plans that the cost model confirms, on sensible devices, or says what is missing."""
 
 from __future__ import annotations
 

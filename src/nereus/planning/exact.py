@@ -162,7 +162,8 @@ class Solver:
         zero, home = np.zeros(len(table)), self.program.home[level]
 
         def summed(columns: Sequence[Column], value: Floats | Ints) -> list[Floats]:
-            return [value * 1.0 if column.sources[-1][1] else zero for column in columns]
+            whole = np.asarray(value, dtype=np.float64)
+            return [whole if column.sources[-1][1] else zero for column in columns]
 
         return State(
             [np.maximum.reduce([table.weight(calls) for _, calls in column.sources]) for column in layer.paths],
@@ -208,7 +209,9 @@ class Solver:
             ok &= used + added + rest <= self.room[home]
         paths, cutoff_s = [], self.best.cutoff_s
         for column in layer.paths:
-            terms = [state.paths[of][:, None] + table.weight(calls)[None, :] for of, calls in column.sources]
+            terms: list[Floats] = [
+                state.paths[of][:, None] + table.weight(calls)[None, :] for of, calls in column.sources
+            ]
             longest = terms[0] if len(terms) == 1 else np.maximum.reduce(terms)
             rest = max(sum(self.ideals[j].best(rest[j]) for j in layer.rest) for rest in column.rests)
             ok &= longest + rest < cutoff_s
@@ -261,7 +264,7 @@ class Solver:
         ideal = self.ideals[level]
         if not limits:
             return ideal.best(calls)
-        return np.maximum.reduce([ideal.within(name, calls, limit) for name, limit in limits.items()])
+        return np.asarray(np.maximum.reduce([ideal.within(name, calls, limit) for name, limit in limits.items()]))
 
     def _offer(self, state: State) -> None:
         """Complete choices, the fastest first."""
@@ -322,6 +325,6 @@ def _joined(parts: Sequence[State]) -> State:
         join([part.devices for part in parts]),
         [join(each) for each in zip(*(part.stored for part in parts), strict=True)],
         join([part.added for part in parts]),
-        join([part.rows for part in parts]),
+        [np.concatenate(each) for each in zip(*(part.rows for part in parts), strict=True)],
         np.concatenate([part.name for part in parts]),
     )

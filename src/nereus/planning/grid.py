@@ -13,7 +13,7 @@ What is looked at:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
 
@@ -142,7 +142,7 @@ class Grids:
         self, model_stage: ModelStage, tps: Sequence[int], pps: Sequence[int], cps: Sequence[int], pin: Pin, whole: int
     ) -> _Degrees:
         """Every (tp, cp, pp, dp) that the nodes have room for and the batch has sequences for."""
-        parts: list[tuple[Ints, ...]] = []
+        parts: list[_Degrees] = []
         choices = self._dps(model_stage, pin, whole)
         for tp, cp in product(tps, cps):
             packing = self._packing(tp, cp)
@@ -153,20 +153,23 @@ class Grids:
                     continue
                 nodes = packing.nodes(dp * pp)
                 parts.append(
-                    (
-                        *(np.full(len(dp), degree) for degree in (tp, cp, pp)),
+                    _Degrees(
+                        np.full(len(dp), tp),
+                        np.full(len(dp), cp),
+                        np.full(len(dp), pp),
                         dp,
-                        nodes if len(self.sizes) > 1 else dp * pp * cp * tp,
-                        packing.fewest(dp * pp),
-                        np.full(len(dp), not packing.whole),
-                        (dp >= runs.pp_from) & (pp > 1),
-                        dp >= runs.dp_from,
-                    )
+                        slots=nodes if len(self.sizes) > 1 else dp * pp * cp * tp,
+                        node=packing.fewest(dp * pp),
+                        cp_spans=np.full(len(dp), not packing.whole),
+                        pp_spans=(dp >= runs.pp_from) & (pp > 1),
+                        dp_spans=dp >= runs.dp_from,
+                    )  # fmt: skip
                 )
         if not parts:
             self._too_few(model_stage, tps, pps, pin)
-            return _Degrees(*(np.zeros(0, dtype=np.int64) for _ in range(6)), *(np.zeros(0, np.bool_) for _ in "123"))
-        return _Degrees(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            none, never = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
+            return _Degrees(none, none, none, none, none, none, never, never, never)
+        return _Degrees(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(_Degrees)))
 
     def _too_few(self, model_stage: ModelStage, tps: Sequence[int], pps: Sequence[int], pin: Pin) -> None:
         """Say what the smallest degrees need that nodes or pool do not have."""
@@ -214,8 +217,7 @@ class Grids:
         fits = variants.fits(degrees.tp, degrees.cp, degrees.pp, degrees.dp, share) & ~wide
         which, option = np.nonzero(fits)
         tp, cp, pp, dp = (column[which] for column in (degrees.tp, degrees.cp, degrees.pp, degrees.dp))
-        chosen = {name: column[option] for name, column in variants.columns().items()}
-        micro_batch = chosen["micro_batch"]
+        micro_batch, ep = variants.micro_batch[option], variants.ep[option]
         kv_bytes = np.zeros(len(which), dtype=np.int64)
         if model_stage.stage is Stage.GENERATION:
             part = micro_batch > 0
@@ -226,12 +228,12 @@ class Grids:
             column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans)
         )
         rows = Rows(
-            tp=tp, pp=pp, dp=dp, cp=cp, ep=chosen["ep"], vpp=chosen["vpp"], zero=chosen["zero"],
-            micro_batch=micro_batch, recompute=chosen["recompute"], kv_bytes=kv_bytes,
-            sequence_parallel=chosen["sequence_parallel"] & (tp > 1), offload=chosen["offload"],
+            tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vpp=variants.vpp[option], zero=variants.zero[option],
+            micro_batch=micro_batch, recompute=variants.recompute[option], kv_bytes=kv_bytes,
+            sequence_parallel=variants.sequence_parallel[option] & (tp > 1), offload=variants.offload[option],
             layers_first=first, layers_middle=middle, layers_last=last,
             tp_spans=np.zeros(len(tp), np.bool_), pp_spans=pp_spans, dp_spans=dp_spans,
-            ep_spans=(chosen["ep"] > 1) & (cp_spans | dp_spans), cp_spans=cp_spans, node=degrees.node[which],
+            ep_spans=(ep > 1) & (cp_spans | dp_spans), cp_spans=cp_spans, node=degrees.node[which],
         )  # fmt: skip
         return Grid(model_stage, rows, degrees.slots[which], which)
 
@@ -291,13 +293,6 @@ class _Variants:
         parallel = np.full(len(combined), able.sequence_parallel and not generation)
         even = not able.uneven_shares and not generation
         return cls(micro, again, zero, ep, vpp, offload, parallel, experts, even)
-
-    def columns(self) -> dict[str, Ints]:
-        """By name."""
-        return {
-            "micro_batch": self.micro_batch, "recompute": self.recompute, "zero": self.zero, "ep": self.ep,
-            "vpp": self.vpp, "offload": self.offload, "sequence_parallel": self.sequence_parallel,
-        }  # fmt: skip
 
     def fits(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, share: Ints) -> Bools:
         """Which variants (columns) go with which degrees (rows)."""

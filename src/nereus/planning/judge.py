@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from nereus.core import Estimate, InfeasibleError, Plan
 from nereus.core.sizes import show_bytes
-from nereus.cost.step import Peak, StepModel
+from nereus.cost.peaks import Peak
+from nereus.cost.step import StepModel
 from nereus.planning.problem import Problem
 
 

@@ -31,8 +31,10 @@ class Table:
 
     def __getitem__(self, rows: Ints | Bools) -> Table:
         """Some of the rows."""
-        columns = (self.sync, self.slots, self.resident, self.transient, self.name, self.row)
-        return Table(tuple(call[rows] for call in self.calls), *(column[rows] for column in columns))
+        return Table(
+            tuple(call[rows] for call in self.calls), self.sync[rows], self.slots[rows], self.resident[rows],
+            self.transient[rows], self.name[rows], self.row[rows],
+        )  # fmt: skip
 
     def weight(self, calls: int) -> Floats:
         """Seconds of the calls whose bits are set, the synchronisation included."""
@@ -50,7 +52,7 @@ class Table:
 
     def undominated(self) -> Table:
         """Without rows that another of the same name matches in everything."""
-        order = np.lexsort((self.transient, self.resident, sum(self.calls), self.name))
+        order = np.lexsort((self.transient, self.resident, np.sum(self.calls, axis=0), self.name))
         name, sizes = self.name[order], [size[order] for size in self.sizes()]
         beaten = np.zeros(len(order), dtype=np.bool_)
         for shift in range(1, len(order)):
