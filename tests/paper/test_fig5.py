@@ -107,10 +107,10 @@ def test_each_panel_holds_for_uneven_tensors(panel: Panel) -> None:
 @pytest.mark.parametrize("axis", ["tp", "pp"])
 def test_split_and_merge_are_defined_for_any_factor(axis: str, factor: int) -> None:
     """§5.2: for any integer factor between compatible layouts."""
-    schemas, small = {ACTOR: decoder(layers=12, heads=24, kv_heads=12, ffn=48)}, {"tp": 2, "pp": 2}
-    large = Layout(**{**small, axis: small[axis] * factor})
+    schemas, small = {ACTOR: decoder(layers=12, heads=24, kv_heads=12, ffn=48)}, Layout(2, 2)
+    large = Layout(2 * factor, 2) if axis == "tp" else Layout(2, 2 * factor)
     pool = gpus(1, large.size)
-    one, many = (plan(assign(ACTOR, layout, *pool)) for layout in (large, Layout(**small)))
+    one, many = (plan(assign(ACTOR, layout, *pool)) for layout in (large, small))
     world = filled(expand(one), schemas)
     split = compile(expand(one), many, schemas, {})
     assert names(split, ACTOR) == ["Split", "Destroy"]

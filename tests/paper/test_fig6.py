@@ -135,6 +135,13 @@ def test_an_execution_moves_the_least_and_every_bit_arrives(row: Row, node_of: d
     assert copies(max(traffic.peak_bytes.values())) <= Fraction(row.peak)
 
 
+def test_old_ranks_share_the_sending() -> None:
+    before, after = ROWS[0].plan()
+    dag = compile(expand(before), after, {ACTOR: SCHEMA}, {})
+    traffic = execute(dag, {ACTOR: SCHEMA}, filled(dag.start, {ACTOR: SCHEMA}))
+    assert {device: copies(size) for device, size in traffic.sent_bytes.items()} == dict.fromkeys(range(1, 5), 0.125)
+
+
 LLAMA = schema_of(named("llama-3.1-8b"), trained=True)
 QWEN = schema_of(named("qwen3-0.6b"), trained=True)
 
