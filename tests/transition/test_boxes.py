@@ -94,8 +94,10 @@ def test_the_plan_does_not_depend_on_the_order_of_ranks_in_the_description(
     world: tuple[dict[str, LogicalTensor], list[Placement]],
 ) -> None:
     tensors, placements = world
-    turned = [Placement({name: dict(reversed(boxes.items())) for name, boxes in p.boxes.items()}) for p in placements]
-    plans = [plan_routes(tensors.values(), *found) for found in (placements, turned)]
+    turned = [
+        Placement({name: dict(reversed(list(boxes.items()))) for name, boxes in p.boxes.items()}) for p in placements
+    ]
+    plans = [plan_routes(tensors.values(), before, after) for before, after in (placements, turned)]
     assert plans[0].fingerprint == plans[1].fingerprint
     assert plans[0].routes == plans[1].routes
 

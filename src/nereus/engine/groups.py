@@ -29,12 +29,18 @@ class Handle:
         self._group = group
         self._work = work
 
-    def wait(self) -> None:
-        """Block until it has finished. Raises TransportError past the group's deadline or when the peer is gone."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until it has finished. Raises TransportError past the deadline or when the peer is gone.
+
+        The deadline is the group's own, or `timeout_s` where a framework's group has a longer one.
+        """
         if self._work is None:
             raise TransportError(f"group {self._group.name}: closed while a transfer was under way")
         with self._group.errors("wait"):
-            self._work.wait()
+            if timeout_s is None:
+                self._work.wait()
+            else:
+                self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
         self._work = None
 
     def release(self) -> None:
@@ -45,8 +51,9 @@ class Handle:
 class Group:
     """Some devices that communicate. `members[rank]` is a device id; a group of one communicates with nobody."""
 
-    def __init__(self, name: str, members: Sequence[int], rank: int, process_group: Any) -> None:
+    def __init__(self, name: str, members: Sequence[int], rank: int, process_group: Any, on_cuda: bool = False) -> None:
         self.name = name
+        self.on_cuda = on_cuda
         self.members = tuple(members)
         self.rank = rank
         self._process_group = process_group
@@ -110,13 +117,19 @@ class Group:
 
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Post every (rank, tensor), then wait for all. Empty tensors do not travel."""
+        for handle in self.post(sends, receives):
+            handle.wait()
+
+    def post(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[Handle]:
+        """Start to send and receive every (rank, tensor); on CUDA as one batch with one handle."""
         sends = [(rank, tensor) for rank, tensor in sends if tensor.numel()]
         receives = [(rank, tensor) for rank, tensor in receives if tensor.numel()]
         with self._batch((sends or receives)[0][1] if sends or receives else None) as batch:
             handles = [self.irecv(tensor, rank) for rank, tensor in receives]
             handles += [self.isend(tensor, rank) for rank, tensor in sends]
-        for handle in batch or handles:
-            handle.wait()
+        return batch or handles
 
     def barrier(self) -> None:
         """Wait until every member has arrived."""
@@ -147,11 +160,12 @@ class Group:
             yield batch
             return
         live = self._live()
+        where = (example.device,) if isinstance(live, distributed.ProcessGroup) else ()
         with self.errors("exchange"):
-            live._start_coalescing()
+            live._start_coalescing(*where)
         yield batch
         with self.errors("exchange"):
-            batch.append(self._track(live._end_coalescing()))
+            batch.append(self._track(live._end_coalescing(*where)))
 
     def _track(self, work: Any) -> Handle:
         handle = Handle(self, work)
@@ -203,7 +217,7 @@ class GroupRegistry:
                 process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members))
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
-        group = self._groups[name] = Group(name, members, rank, process_group)
+        group = self._groups[name] = Group(name, members, rank, process_group, self._cuda)
         return group
 
     def get(self, name: str) -> Group:

@@ -17,6 +17,7 @@ from nereus.core import DTYPE_BYTES, Kind, Move, TensorSpec, TransportError
 from nereus.core.ports import Transport
 from nereus.engine.groups import as_bytes
 from nereus.engine.ledger import Ledger
+from nereus.engine.packing import pack, unpack
 from nereus.engine.positions import TORCH_DTYPES, Position, Shard, shards
 
 LEAST_STAGING_BYTES, MOST_STAGING_BYTES = 1 << 14, 1 << 24
@@ -162,21 +163,19 @@ class Mover:
     def _pack(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._direct(message, views):
             return as_bytes(views[0])
-        parts = zip(message, views, strict=True)
-        return torch.cat([as_bytes(view.to(self._dtype(piece)).contiguous()) for piece, view in parts])
+        buffer = self._empty(message, views)
+        pack(buffer, [view.to(self._dtype(piece)) for piece, view in zip(message, views, strict=True)])
+        return buffer
 
     def _landing(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
         """Where a message arrives: the final tensor itself, or a buffer."""
-        if self._direct(message, views):
-            return as_bytes(views[0])
+        return as_bytes(views[0]) if self._direct(message, views) else self._empty(message, views)
+
+    def _empty(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.empty(sum(piece.bytes for piece in message), dtype=torch.uint8, device=views[0].device)
 
     def _unpack(self, buffer: torch.Tensor, message: Message, views: Sequence[torch.Tensor]) -> None:
-        start = 0
-        for piece, view in zip(message, views, strict=True):
-            part = buffer[start : start + piece.bytes].clone().view(self._dtype(piece))
-            view.copy_(part.view(view.shape))
-            start += piece.bytes
+        unpack(buffer, views, [self._dtype(piece) for piece in message])
 
 
 def staging_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str]) -> int:
