@@ -171,6 +171,17 @@ def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit()
         between(enough - 2)
 
 
+def test_positions_stay_on_the_nodes_of_the_plan_unless_they_may_cross() -> None:
+    before = plan(*BEFORE.assignments[:2], assignment(ACTOR, tp=2, pp=2, dp=2))
+    after = plan(*BEFORE.assignments[:2], assignment(ACTOR, tp=4, pp=2))
+    for across in (False, True):
+        shown = diff(asked(before, after, across=across))
+        nodes = [{device // 4 for device in unit.devices[:4]} for unit in shown.dag.goal.of(ACTOR)]
+        assert (nodes == [{0}]) != across
+        assert (shown.total.moved_bytes == shown.total.minimum_bytes) == across
+        assert ("M* lets positions cross nodes" in text(shown)) != across
+
+
 def test_equal_plans_need_nothing() -> None:
     same = diff(asked(after=BEFORE))
     assert (same.seconds, same.steps, same.total.moved_bytes) == (0.0, (), 0)

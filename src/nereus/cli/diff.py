@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def diff(
     ] = None,
     overrides: Overrides = None,
     lost: Annotated[str, typer.Option(help="Devices that are gone, such as 4,8-15.", metavar="DEVICES")] = "",
+    across: Annotated[
+        bool, typer.Option("--across-nodes", help="Positions may go to other nodes than the plan names, to move less.")
+    ] = False,
     every: Annotated[bool, typer.Option("--all", help="One line for each primitive.")] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Write a trace for Perfetto.", metavar="FILE")
@@ -37,7 +41,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
-    found = between(ask(paths, steps, job, overrides or (), lost))
+    found = between(replace(ask(paths, steps, job, overrides or (), lost), across=across))
     if trace_file is not None:
         write(trace_file, "--trace", trace.planned(found))
     if html is not None:

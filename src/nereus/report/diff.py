@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nereus.controller.changes import changes
+from nereus.controller.outlook import settled
 from nereus.core import (
     EMU,
     EMUSet,
@@ -28,7 +29,7 @@ from nereus.cost.state import schemas
 from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
 from nereus.report import devices
-from nereus.transition.compile import compile
+from nereus.transition.compile import connect
 from nereus.transition.estimate import (
     Traffic,
     composed_bytes,
@@ -40,6 +41,7 @@ from nereus.transition.estimate import (
     traffic,
 )
 from nereus.transition.fit import peak_bytes, stored_bytes
+from nereus.transition.place import place
 
 SCHEMA = 1
 """Raised when a key changes its meaning or goes; new keys may come."""
@@ -59,6 +61,8 @@ class Asked:
     notes: tuple[str, ...] = ()
     outcome: Outcome | None = None
     """What the transition took when a run made it."""
+    across: bool = False
+    """Whether a position may go to any device of its model-stage, not only to those of the node that the plan names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +219,17 @@ def diff(asked: Asked) -> Diff:
     held = schemas(problem.workflow)
     start = expand(asked.before).without_devices(asked.lost)
     dag = _way(asked, start, held)
+    placed = settled(asked.after, dag.goal)
+    notes = list(asked.notes)
+    if misfit(problem, model, placed):
+        # Dealing positions to move least has put together on one device what the plan had kept apart.
+        placed, dag = asked.after, _connected(asked, start, expand(asked.after), held)
+        notes.append("positions are those that the plan names: with fewer bytes to move, memory would not do")
     moved = traffic(dag, held, problem.cluster)
     found = estimate(dag, held, problem.cluster, problem.calibration)
     total = Moved("all", found.link_bytes, found.minimum_bytes, found.composed_bytes)
+    if total.moved_bytes > total.minimum_bytes and not asked.across:
+        notes.append("M* lets positions cross nodes; here each stays on the node that the plan names")
     return Diff(
         names=asked.names,
         changes=changes(asked.before, asked.after),
@@ -226,14 +238,14 @@ def diff(asked: Asked) -> Diff:
         overhead_s=problem.calibration.transition_overhead_s if dag.primitives else 0.0,
         step_s=(
             None if asked.lost & asked.before.devices else model.estimate(asked.before).step_s,
-            model.estimate(asked.after).step_s,
+            model.estimate(placed).step_s,
         ),
         steps=_steps(dag, moved, problem),
         moved=_moved(dag, moved, held),
         total=total,
         levels=_levels(dag, held, problem),
         critical_path=found.critical_path,
-        notes=asked.notes,
+        notes=tuple(notes),
         dag=dag,
         problem=problem,
         outcome=asked.outcome,
@@ -241,32 +253,38 @@ def diff(asked: Asked) -> Diff:
 
 
 def _way(asked: Asked, start: EMUSet, held: Mapping[ModelStage, StateSchema]) -> TransitionDAG:
-    """The transition; when memory allows none, the error says what capacity would."""
+    """The transition; positions are dealt so that least moves."""
+    node_of = {device.id: device.node for device in asked.problem.cluster.devices}
+    goal = place(start, asked.after, held, None if asked.across else node_of)
+    return _connected(asked, start, goal, held)
+
+
+def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelStage, StateSchema]) -> TransitionDAG:
+    """The transition to settled positions; when memory allows none, the error says what capacity would."""
     problem = asked.problem
-    node_of = {device.id: device.node for device in problem.cluster.devices}
     usable = {device: problem.usable_bytes(device) for device in problem.cluster.ids}
-    try:
-        return compile(start, asked.after, held, usable, node_of=node_of)
-    except InfeasibleError as error:
-        reason, short = str(error), error.short_bytes
-    if not short:
-        raise InfeasibleError(reason) from None
-    more = dict(usable)
+    more, reason = dict(usable), ""
     for _ in range(TRIES):
-        for device, lacking in short.items():
-            more[device] += lacking
         try:
-            compile(start, asked.after, held, more, node_of=node_of)
-            break
+            dag = connect(start, goal, held, more)
         except InfeasibleError as error:
-            short = error.short_bytes
-    raised = {device: size for device, size in more.items() if size > usable[device]}
-    device = max(raised, key=lambda d: (problem.needed_capacity(raised[d], d), -d))
+            if not error.short_bytes:  # not for want of memory
+                raise
+            reason = reason or str(error)
+            for device, lacking in error.short_bytes.items():
+                more[device] += lacking
+            continue
+        if not reason:
+            return dag
+        break
+    raised = {device: size - usable[device] for device, size in more.items() if size > usable[device]}
+    needed = {device: problem.needed_capacity(more[device], device) for device in raised}
+    device = max(needed, key=lambda d: (needed[d], -d))
     capacity = problem.cluster.kind(device).memory_bytes
-    enough = problem.needed_capacity(raised[device], device)
     raise InfeasibleError(
-        f"{reason}; that is what a plan may use of {capacity:,} bytes, {enough:,} ({show_bytes(enough)}) would do",
-        {d: size - usable[d] for d, size in raised.items()},
+        f"{reason}; that is what a plan may use of {capacity:,} bytes, {needed[device]:,} "
+        f"({show_bytes(needed[device])}) would do",
+        raised,
     )
 
 
