@@ -205,17 +205,16 @@ def _shorter(problem: Problem) -> Iterator[Advice]:
 def _larger_pool(problem: Problem) -> Iterator[Advice]:
     """The smallest pool that fits, in devices or nodes like those there are."""
     have, unit = len(problem.cluster.devices), _unit(problem.cluster)
-    whole, most = grown(problem.cluster, 2), min(MOST_DEVICES, MOST_TIMES * have)
-    while len(whole.devices) <= most and _best(replace(problem, cluster=whole)) is None:
-        whole = grown(whole, 2)
-    if len(whole.devices) > most:
+    times = min(MOST_TIMES, MOST_DEVICES // have)
+    whole = grown(problem.cluster, max(times, 1))
+    if times < 2 or _best(replace(problem, cluster=whole)) is None:
         return
-    lower, upper = len(whole.devices) // 2 // unit, len(whole.devices) // unit
+    lower, upper = have // unit, len(whole.devices) // unit
     while upper - lower > 1:
         middle = (lower + upper) // 2
         fits = _best(replace(problem, cluster=_front(whole, middle * unit))) is not None
         lower, upper = (lower, middle) if fits else (middle, upper)
-    cluster = _front(whole, max(upper * unit, have + 1))
+    cluster = _front(whole, upper * unit)
     words = f"{len(cluster.devices)} devices instead of {have}"
     yield from _tried((_Change("devices", words, replace(problem, cluster=cluster)),))
 
