@@ -16,8 +16,7 @@ from nereus.cost.step import StepModel
 from nereus.families.models import named
 
 MODELS = {"DeepSeek V3": "DeepSeek-V3", "Qwen3-235B": "Qwen3-235B-A22B", "Qwen3-30B3A": "Qwen3-30B-A3B"}
-MACHINES = {"H100": "h100", "GB200": "gb200x64"}
-"""Jobs on racks of 72 use 64 devices of each."""
+MACHINES = {"H100": "h100", "GB200": "gb200"}
 PROMPT_TOKENS = 100
 """Of a problem of the mathematics sets that these jobs train on, about."""
 ANSWERS = 32

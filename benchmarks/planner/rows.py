@@ -38,7 +38,7 @@ MODELS = {
     "Qwen3-235B": "Qwen3-235B-A22B",
     "Qwen3-30B3A": "Qwen3-30B-A3B",
 }
-MACHINES = {"DGX-H100": "h100", "DGX-H200": "h200", "DGX-B200": "b200", "DGX-GB200": "gb200x64"}
+MACHINES = {"DGX-H100": "h100", "DGX-H200": "h200", "DGX-B200": "b200", "DGX-GB200": "gb200"}
 PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8"}
 NOTES = (" (w/o MTP)", " (dropless)", " (tokendrop)")
 """What a table adds to a model's name; the shapes stay those of the model."""

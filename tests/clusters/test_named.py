@@ -22,7 +22,17 @@ def test_every_type_is_a_machine_with_devices_that_can_compute_in_bf16() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "per_node"), [("h200x8", 8), ("h200x4", 4), ("h200", 8), ("a100-64x4", 4), ("mi250x", 8), ("mi250xx2", 2)]
+    ("name", "per_node"),
+    [
+        ("h200x8", 8),
+        ("h200x4", 4),
+        ("h200", 8),
+        ("a100-64x4", 4),
+        ("mi250x", 8),
+        ("mi250xx2", 2),
+        ("gb200", 64),
+        ("gb200x72", 72),
+    ],
 )
 def test_the_name_says_how_many_devices_a_node_has(name: str, per_node: int) -> None:
     cluster = machine(name, nodes=3)
@@ -39,6 +49,7 @@ def test_an_unknown_type_names_the_nearest_ones() -> None:
     [
         ("h200x16", 1, "16 devices in a node, a h200 node has 1 to 8"),
         ("h200x0", 1, "0 devices"),
+        ("gb200x73", 1, "a gb200 node has 1 to 72"),
         ("h200", 0, "0 nodes"),
     ],
 )

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nereus.clusters.named import machine
 from nereus.core import Assignment, Candidate, Layout
-from nereus.cost.rows import Rows
+from nereus.cost.rows import Ints, Rows
 from tests.cost.jobs import ACTOR
 
 
@@ -28,7 +29,7 @@ def packed(candidate: Candidate) -> Assignment:
         (4, 2, 2, ("dp",)),
         (16, 1, 1, ("tp",)),
         (3, 1, 2, ()),
-        (3, 1, 3, ("tp", "dp")),
+        (3, 1, 3, ("dp",)),  # two groups a node, two devices left over
         (1, 3, 4, ("pp", "dp")),
     ],
 )
@@ -37,17 +38,50 @@ def test_groups_that_leave_nodes_of_eight(tp: int, pp: int, dp: int, leaves: tup
     assert {name for name in ("tp", "pp", "dp") if getattr(rows, f"{name}_spans")[0]} == set(leaves)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.integers(1, 6), cp=st.sampled_from([1, 2])
-)
-def test_packed_devices_span_what_packing_says(tp: int, pp: int, dp: int, cp: int) -> None:
-    candidate = Candidate(ACTOR, Layout(tp, pp), dp, cp=cp)
-    rows = Rows.of([candidate], 16, node_size=8)
-    placed = Rows.placed(packed(candidate), 16, np.arange(candidate.devices) // 8)
+def dealt(candidate: Candidate, node: int) -> Ints:
+    """The node of every device where nodes get whole tp x cp groups."""
+    group = candidate.layout.tp * candidate.cp
+    return np.arange(candidate.devices) // (node // group * group)
+
+
+TPS, PPS, DPS = st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tp=TPS, pp=PPS, dp=DPS, cp=st.sampled_from([1, 2]), node=st.sampled_from([16, 18, 24]), data=st.data())
+def test_packed_devices_span_what_packing_says(
+    tp: int, pp: int, dp: int, cp: int, node: int, data: st.DataObject
+) -> None:
+    ep = data.draw(st.sampled_from([ep for ep in (1, 2, 4, 6, 8, 12, 16) if tp * cp * dp % ep == 0]))
+    candidate = Candidate(ACTOR, Layout(tp, pp), dp, cp=cp, ep=ep)
+    rows = Rows.of([candidate], 16, node_size=node)
+    placed = Rows.placed(packed(candidate), 16, dealt(candidate, node))
     assert rows.groups(0) == placed.groups(0)
     assert rows.devices[0] == placed.devices[0] == candidate.devices
     assert rows.size[0] == tp * pp * cp
+
+
+@settings(max_examples=150, deadline=None)
+@given(tp=TPS, pp=PPS, dp=DPS, node=st.sampled_from([8, 9, 12]), data=st.data())
+def test_an_expert_group_leaves_its_node_when_its_devices_lie_in_two(
+    tp: int, pp: int, dp: int, node: int, data: st.DataObject
+) -> None:
+    ep = data.draw(st.sampled_from([ep for ep in range(1, tp * dp + 1) if tp * dp % ep == 0]))
+    candidate = Candidate(ACTOR, Layout(tp, pp), dp, ep=ep)
+    nodes = dealt(candidate, node)
+    groups = nodes.reshape(dp, pp, tp).transpose(1, 0, 2).reshape(pp, -1, ep)  # of each pp rank
+    expected = bool((groups != groups[:, :, :1]).any())
+    if tp % ep == 0 or ep % tp == 0:  # else some group begins inside a tp group
+        assert Rows.placed(packed(candidate), 16, nodes).ep_spans[0] == expected
+
+
+@pytest.mark.parametrize(("degree", "experts"), [(8, 1), (16, 1), (32, 1), (64, 1), (1, 8), (1, 64), (2, 32)])
+def test_groups_of_a_rack_stay_inside_its_fast_link(degree: int, experts: int) -> None:
+    node = len(machine("gb200").ids)
+    rows = Rows.of([Candidate(ACTOR, Layout(degree), 256 // degree, ep=experts)], 16, node)
+    assert not rows.tp_spans[0]
+    assert not rows.ep_spans[0]
+    assert rows.dp_spans[0]
 
 
 def test_a_row_holds_the_layers_of_its_first_fullest_middle_and_last_rank() -> None:

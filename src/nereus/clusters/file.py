@@ -7,8 +7,8 @@ kind: {name: h200, memory: 141 GB, peak_flops: {bf16: 989e12}, memory_rate: 4.8 
 links: {intra: {rate: 450 GB/s, latency_s: 5e-6}, inter: {rate: 50 GB/s, latency_s: 1e-5}}
 ```
 
-A kind may add `host_rate` (one direction to host memory), and both a kind and a link `constants` of the cost model by
-name (`nereus calibrate` writes such a file).
+`most_per_node` says how many there are where fewer are used. A kind may add `host_rate` (one direction to host memory),
+and both a kind and a link `constants` of the cost model by name (`nereus calibrate` writes such a file).
 """
 
 from __future__ import annotations
@@ -61,12 +61,15 @@ def read(
         raise SettingsError(f"cluster file {path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"cluster file {path}: not YAML: {error}") from None
-    top = _keys(path, "", data, ("nodes", "devices_per_node", "kind", "links"))
+    top = _keys(path, "", data, ("nodes", "devices_per_node", "kind", "links"), ("most_per_node",))
     kind = _kind(path, top["kind"], memory)
     links = _keys(path, "links", top["links"], ("intra", "inter"))
     count = _whole(path, "nodes", top["nodes"] if nodes is None else nodes)
-    per_node = _whole(path, "devices_per_node", top["devices_per_node"])
-    per_node = per_node if devices_per_node is None else devices_per_node
+    usual = _whole(path, "devices_per_node", top["devices_per_node"])
+    per_node = usual if devices_per_node is None else devices_per_node
+    most = _whole(path, "most_per_node", top.get("most_per_node", usual))
+    if not 1 <= per_node <= most:
+        raise SettingsError(f"{per_node} devices in a node, a {kind.name} node has 1 to {most}")
     devices = tuple(Device(index, index // per_node, kind.name) for index in range(count * per_node))
     return Cluster(devices, {kind.name: kind}, {name: _link(path, name, link) for name, link in links.items()})
 

@@ -47,12 +47,13 @@ def machine(name: str, nodes: int = 1, memory: str | int | None = None) -> Clust
         near = difflib.get_close_matches(name, (*sizes, *names()), 3, 0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise SettingsError(f"cluster {name!r} is unknown, valid: {', '.join(names())}{hint}")
-    if size is not None and not 1 <= size <= sizes[kind]:
-        raise SettingsError(f"cluster {name!r}: {size} devices in a node, a {kind} node has 1 to {sizes[kind]}")
     if nodes < 1:
         raise SettingsError(f"cluster {name!r}: {nodes} nodes, must be at least 1")
     with as_file(_folder() / f"{kind}.yaml") as path:
-        return read(path, nodes, memory, size)
+        try:
+            return read(path, nodes, memory, size)
+        except SettingsError as error:
+            raise SettingsError(f"cluster {name!r}: {error}") from None
 
 
 def _parts(name: str) -> tuple[str, int | None]:

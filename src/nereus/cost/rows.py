@@ -74,14 +74,17 @@ class Rows:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], layers: int, node_size: int) -> Rows:
-        """Rows of candidates whose units are packed into nodes of `node_size` devices in (dp, pp, cp, tp) order."""
+        """Rows of candidates whose units are dealt to nodes of `node_size` devices in (dp, pp, cp, tp) order.
+
+        A node gets whole groups of tp × cp devices and keeps what they leave over; a group larger than it does not.
+        """
         tp, pp, dp, cp, ep = (
             _ints(each)
             for each in zip(*((c.layout.tp, c.layout.pp, c.dp, c.cp, c.ep) for c in candidates), strict=True)
         )
         ends = [_layers(candidate, layers) for candidate in candidates]
-        group = tp * cp
-        leaves = group * pp * dp > node_size
+        packed = _Packed.of(tp, cp, node_size)
+        leaves = tp * cp * pp * dp > packed.node
         return cls(
             tp, pp, dp, cp, ep,
             vpp=_ints(c.vpp for c in candidates),
@@ -94,12 +97,12 @@ class Rows:
             layers_first=_ints(end[0] for end in ends),
             layers_middle=_ints(end[1] for end in ends),
             layers_last=_ints(end[2] for end in ends),
-            tp_spans=leaves & spans(tp, node_size),
-            pp_spans=leaves & (pp > 1) & spans(group * pp, node_size),
+            tp_spans=leaves & packed.split(tp),
+            pp_spans=leaves & (pp > 1) & packed.split(tp * cp * pp),
             dp_spans=leaves & (dp > 1),
-            ep_spans=leaves & (ep > 1) & spans(np.maximum(ep, group), node_size),
-            cp_spans=leaves & (cp > 1) & spans(group, node_size),
-            node=_fewest(group * pp * dp, node_size),
+            ep_spans=leaves & (ep > 1) & packed.split(expert_devices(tp, cp, pp, dp, ep)),
+            cp_spans=leaves & (cp > 1) & packed.split(tp * cp),
+            node=packed.fewest(tp * cp * pp * dp),
         )  # fmt: skip
 
     @classmethod
@@ -114,7 +117,7 @@ class Rows:
             nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
         ))  # fmt: skip
         fewest = int(np.unique(nodes, return_counts=True)[1].min())
-        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or cp or dp), cp, fewest)
+        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or cp or _experts_apart(candidate, nodes)), cp, fewest)
 
     def spanning(self, tp: bool, pp: bool, dp: bool, ep: bool, cp: bool, node: int) -> Rows:
         """The rows with groups that leave their nodes as said, whatever packing would do."""
@@ -130,15 +133,49 @@ class Rows:
         )
 
 
-def _fewest(devices: Ints, node_size: int) -> Ints:
-    """How many of so many packed devices the last node holds."""
-    rest = devices % node_size
-    return np.where(rest, rest, np.minimum(devices, node_size))
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What equal nodes hold of groups that are dealt whole: `node` devices of each are used."""
+
+    node: Ints
+
+    @classmethod
+    def of(cls, tp: Ints, cp: Ints, node_size: int) -> _Packed:
+        """A group too large for a node is dealt in its tp groups, or without gaps."""
+        piece = np.where(tp * cp <= node_size, tp * cp, np.where(tp <= node_size, tp, 1))
+        return cls(node_size // piece * piece)
+
+    def split(self, devices: Ints) -> Bools:
+        """Whether any of many groups of so many devices, side by side, lies in two nodes."""
+        return np.asarray(self.node % devices != 0)
+
+    def fewest(self, devices: Ints) -> Ints:
+        """How many of so many devices the last node holds."""
+        rest = devices % self.node
+        return np.where(rest, rest, np.minimum(devices, self.node))
 
 
-def spans(devices: Ints, node_size: int) -> Bools:
-    """Whether any group of so many devices leaves its node when many such groups are packed side by side."""
-    return np.asarray(node_size % devices != 0)
+def expert_devices(tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints) -> Ints:
+    """Neighbouring devices, pp ranks included, among which the expert group of a replica and its neighbours lies.
+
+    Inside one tp × cp group where ep is no larger; all devices where replicas do not fall into equal sets.
+    """
+    group = tp * cp
+    replicas = np.maximum(ep // group, 1)
+    equal = np.where(ep > group, ep % group, group % ep) + dp % replicas == 0
+    return np.where(equal, group * np.where(replicas > 1, replicas * pp, 1), group * pp * dp)
+
+
+def _experts_apart(candidate: Candidate, nodes: Ints) -> bool:
+    """Whether an expert group leaves its node; `nodes` by (dp, pp, cp, tp), each tp × cp group inside one."""
+    group, dp = candidate.layout.tp * candidate.cp, candidate.dp
+    replicas, rest = divmod(candidate.ep, group)
+    if group % candidate.ep == 0:
+        return False
+    if rest or dp % replicas:
+        replicas = dp
+    sets = nodes.reshape(dp // replicas, replicas, *nodes.shape[1:])
+    return bool((sets != sets[:, :1]).any())
 
 
 def _layers(candidate: Candidate, layers: int) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage
 from nereus.cost.memory import sequence_kv_bytes
-from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows
+from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows, expert_devices
 from nereus.planning.legal import legal_tp
 from nereus.planning.packing import Packing
 from nereus.planning.problem import Problem
@@ -233,9 +233,19 @@ class Grids:
             sequence_parallel=variants.sequence_parallel[option] & (tp > 1), offload=variants.offload[option],
             layers_first=first, layers_middle=middle, layers_last=last,
             tp_spans=np.zeros(len(tp), np.bool_), pp_spans=pp_spans, dp_spans=dp_spans,
-            ep_spans=(ep > 1) & (cp_spans | dp_spans), cp_spans=cp_spans, node=degrees.node[which],
+            ep_spans=self._ep_spans(tp, cp, pp, dp, ep, cp_spans, dp_spans), cp_spans=cp_spans,
+            node=degrees.node[which],
         )  # fmt: skip
         return Grid(model_stage, rows, degrees.slots[which], which)
+
+    def _ep_spans(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints, cp_spans: Bools, dp_spans: Bools) -> Bools:
+        """Whether any expert group, which neighbouring replicas form, leaves its node."""
+        found = np.asarray((ep > 1) & (cp_spans | dp_spans))
+        blocks = expert_devices(tp, cp, pp, dp, ep) // (tp * cp)
+        for row in np.flatnonzero(found & ~cp_spans & (blocks < pp * dp)):
+            runs = self._packing(int(tp[row]), int(cp[row])).runs(int(blocks[row]))
+            found[row] = bool(blocks[row] > 1 and pp[row] * dp[row] // blocks[row] >= runs.pp_from)
+        return found
 
     def _kv_bytes(self, model_stage: ModelStage, tp: Ints, pp: Ints) -> Ints:
         """KV cache of one longest sequence, by row."""
