@@ -102,9 +102,11 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
         held = rows.kv_bytes / (engine.token_bytes * (workload.prompt.mean + _occupied(workload)))
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
     groups = [rows.tp, rows.cp, rows.ep, rows.node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
-    columns = np.stack([*groups, share, live])
-    _, alike, where = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    return live.astype(float), alike.astype(np.int64), where.ravel().astype(np.int64)
+    code = live.astype(np.int64)
+    for column in (share, *groups):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, alike, where = np.unique(code, return_index=True, return_inverse=True)
+    return live.astype(float), alike.astype(np.int64), where.astype(np.int64)
 
 
 def _occupied(workload: Workload) -> float:

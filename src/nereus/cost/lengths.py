@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -49,7 +50,13 @@ def decode_profile(lengths: Lengths, sequences: int) -> tuple[NDArray[np.float64
     The last segment ends with the longest sequence of the whole batch: it is somebody's, and everybody waits for it.
     """
     groups = min(sequences, GROUPS)
+    live = np.ceil(sequences * (1.0 - np.arange(groups) / groups))
+    return np.array(_ends(lengths, groups)), live
+
+
+@lru_cache(maxsize=1024)
+def _ends(lengths: Lengths, groups: int) -> tuple[float, ...]:
+    """Where each of so many groups of equal size ends."""
     ends = np.array([at(lengths, (index + 0.5) / groups) for index in range(groups)])
     ends[-1] = lengths.maximum
-    live = np.ceil(sequences * (1.0 - np.arange(groups) / groups))
-    return np.maximum.accumulate(ends), live
+    return tuple(np.maximum.accumulate(ends).tolist())

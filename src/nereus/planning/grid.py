@@ -1,11 +1,13 @@
 """The candidates of one model-stage as columns: every degree and option that its model, job, pool and pins allow.
 
 What is looked at:
-- TP: degrees that cut the model, inside a node. PP up to the layers: every degree on pools of up to `EXACT_POOL`
-  devices, beyond powers of two and, with any DP, three times powers of two.
-- DP: powers of two, or any; on pools beyond `EXACT_POOL` those at which the largest share of a batch shrinks.
-- Micro-batch: powers of two up to the largest share. For generation: how many sequences decode at once, the whole
-  share or as many as a power-of-two KV budget holds.
+- TP: degrees that cut the model, inside a node. PP up to the layers: powers of two, and every degree on pools of up to
+  `EXACT_POOL` devices when DP may be any.
+- DP: powers of two, or any; on pools beyond `EXACT_POOL` those at which the largest share of the batch that replicas
+  share out shrinks (a mini-batch where a model is trained).
+- Micro-batch: powers of two up to the largest share, as far as they hold no more than `TOKENS` tokens of mean length
+  (more of them fill no device better). For generation: how many sequences decode at once, the whole share or as many as
+  a KV budget holds: powers of two down to a part in `BUDGETS` of the share, powers of four below.
 - Recomputation, ZeRO, CP, EP, virtual pp ranks and offload as far as `Capabilities` lists them; sequence parallelism
   wherever the job can do it and TP is above 1.
 """
@@ -28,6 +30,8 @@ from nereus.planning.problem import Problem
 from nereus.planning.refusals import Refusals
 
 EXACT_POOL = 64
+TOKENS = 1 << 16
+BUDGETS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,18 @@ class Grids:
         if key not in self._degrees:
             self._degrees[key] = self._deal(model_stage, tps, pps, able.cp if trained else (1,), pin, whole)
         degrees = self._degrees[key]
-        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, whole)
+        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, self._sizes(model_stage, whole))
         return self._grid(model_stage, degrees, variants, whole)
+
+    def _sizes(self, model_stage: ModelStage, whole: int) -> Sequence[int]:
+        """Micro-batches to look at, or KV budgets in sequences with 0 for none."""
+        able, pin, work = self.problem.capabilities, self.problem.capabilities.pin(model_stage), self.problem.workload
+        if model_stage.stage is Stage.GENERATION:
+            return [0, *_powers(whole - 1)] if pin.micro_batch is None else [0, pin.micro_batch]
+        if pin.micro_batch is not None:
+            return [pin.micro_batch]
+        length = work.prompt.mean + work.response.mean
+        return able.micro_batches or [size for size in _powers(whole) if size == 1 or size * length <= TOKENS]
 
     def _tps(self, model_stage: ModelStage, pin: Pin) -> tuple[int, ...]:
         spec, valid = self.problem.workflow.spec(model_stage), legal_tp(self.problem, model_stage)
@@ -128,12 +142,10 @@ class Grids:
             wanted: Sequence[int] = (pin.pp,)
         elif able.pp:
             wanted = able.pp
-        elif able.dp == "powers":
+        elif able.dp == "powers" or self.devices > EXACT_POOL:
             wanted = _powers(self.devices)
-        elif self.devices <= EXACT_POOL:
-            wanted = range(1, self.devices + 1)
         else:
-            wanted = sorted({*_powers(self.devices), *(3 * power for power in _powers(self.devices // 3))})
+            wanted = range(1, self.devices + 1)
         deep = [pp for pp in wanted if pp > layers]
         self.refusals.add(f"the model has {layers} layers", deep, lambda pp: f"{model_stage} pp{pp}")
         return tuple(pp for pp in wanted if pp <= layers and (able.max_pp is None or pp <= able.max_pp))
@@ -195,9 +207,8 @@ class Grids:
         elif able.dp == "powers":
             every = np.array(_powers(most))
         elif self.devices > EXACT_POOL:
-            shares = [-(-size // every) for size in {work.mini_batch, work.sequences}]
-            shrinks = np.any([np.diff(share, prepend=share[0] + 1) < 0 for share in shares], axis=0)
-            every = every[shrinks]
+            share = -(-whole // every)
+            every = every[np.diff(share, prepend=whole + 1) < 0]
         if not able.uneven_shares:
             even = (work.mini_batch % every == 0) & (work.sequences % every == 0)
             uneven = every[~even]
@@ -277,22 +288,21 @@ class _Variants:
     vpp: Ints
     offload: Bools
     sequence_parallel: Bools
-    experts: int
+    budgets: bool
     even: bool
 
     @classmethod
     def of(
-        cls, able: Capabilities, pin: Pin, model_stage: ModelStage, trained: bool, experts: int, whole: int
+        cls,
+        able: Capabilities,
+        pin: Pin,
+        model_stage: ModelStage,
+        trained: bool,
+        experts: int,
+        sizes: Sequence[int],
     ) -> _Variants:
         """Every combination that the job can do; whether it goes with some degrees is asked later."""
         generation = model_stage.stage is Stage.GENERATION
-        sizes: Sequence[int] = _powers(whole)
-        if generation:
-            sizes = [0, *_powers(whole - 1)] if pin.micro_batch is None else [0, pin.micro_batch]
-        elif pin.micro_batch is not None:
-            sizes = [pin.micro_batch]
-        elif able.micro_batches:
-            sizes = able.micro_batches
         recompute = [RECOMPUTE.index(mode) for mode in able.recompute] if trained else [0]
         eps = [1, *(e for e in range(2, experts + 1) if experts % e == 0)] if able.expert_parallel and experts else [1]
         offloads = [False, True] if able.offload else [False]
@@ -302,7 +312,7 @@ class _Variants:
         micro, again, zero, ep, vpp, offload = (np.array(column) for column in zip(*combined, strict=True))
         parallel = np.full(len(combined), able.sequence_parallel and not generation)
         even = not able.uneven_shares and not generation
-        return cls(micro, again, zero, ep, vpp, offload, parallel, experts, even)
+        return cls(micro, again, zero, ep, vpp, offload, parallel, pin.micro_batch is None, even)
 
     def fits(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, share: Ints) -> Bools:
         """Which variants (columns) go with which degrees (rows)."""
@@ -314,7 +324,11 @@ class _Variants:
         if self.zero.max(initial=0) > 0:
             ok &= (self.zero == self.zero.min()) | ((dp * cp) > 1)[:, None]
         if (self.micro_batch == 0).any():
-            ok &= (self.micro_batch == 0) | (self.micro_batch < share[:, None])
+            part = self.micro_batch < share[:, None]
+            if self.budgets:
+                fourths = np.isin(self.micro_batch, [1 << power for power in range(0, 62, 2)])
+                part &= fourths | (self.micro_batch * BUDGETS > share[:, None])
+            ok &= (self.micro_batch == 0) | part
         if self.even:
             ok &= share[:, None] % np.maximum(self.micro_batch, 1) == 0
         return ok

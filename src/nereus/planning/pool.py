@@ -58,24 +58,24 @@ class Site:
 
 def whole(cluster: Cluster, current: Plan | None, first: Iterable[int] = ()) -> Site:
     """The pool: fast kinds first, then larger nodes, then what is in `first`, then what the current plan uses most."""
-    uses = dict.fromkeys(cluster.ids, 0)
+    uses: dict[int, int] = {}
     for assignment in current.assignments if current else ():
-        for device_id in assignment.devices & uses.keys():
-            uses[device_id] += 1
+        for device_id in assignment.devices:
+            uses[device_id] = uses.get(device_id, 0) + 1
     for device_id in first:
-        uses[device_id] += len(uses)
+        uses[device_id] = uses.get(device_id, 0) + len(cluster.devices)
     members: dict[int, list[int]] = {}
-    kind_of = {device.id: device.kind for device in cluster.devices}
+    kinds: dict[int, set[str]] = {}
     for device in cluster.devices:
         members.setdefault(device.node, []).append(device.id)
+        kinds.setdefault(device.node, set()).add(device.kind)
     speed = {name: kind.speed * max(kind.peak_flops.values()) for name, kind in cluster.kinds.items()}
-
-    def slowest(node: int) -> str:
-        return min((kind_of[device] for device in members[node]), key=speed.__getitem__)
+    slowest = {node: min(found, key=speed.__getitem__) for node, found in kinds.items()}
 
     def key(node: int) -> tuple[float, int, int, int]:
-        return -speed[slowest(node)], -len(members[node]), -sum(uses[device] for device in members[node]), node
+        used = sum(uses.get(device, 0) for device in members[node]) if uses else 0
+        return -speed[slowest[node]], -len(members[node]), -used, node
 
     order = sorted(members, key=key)
-    nodes = tuple(tuple(sorted(members[node], key=lambda device: (-uses[device], device))) for node in order)
-    return Site(nodes, tuple(slowest(node) for node in order))
+    nodes = tuple(tuple(sorted(members[node], key=lambda device: (-uses.get(device, 0), device))) for node in order)
+    return Site(nodes, tuple(slowest[node] for node in order))

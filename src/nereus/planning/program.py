@@ -62,6 +62,8 @@ class Program:
     """After one, two, ... levels."""
     alone: tuple[Layer, ...]
     """With one level chosen and no other."""
+    sides: tuple[tuple[int, ...], tuple[int, ...]]
+    """Levels of one part of the pool, and those that never have devices of it; both empty without such a cut."""
 
     @property
     def colocated(self) -> bool:
@@ -90,7 +92,7 @@ def _compiled(
     return Program(
         shape, levels, home, paths, devices, stored,
         tuple(layer(tuple(range(count))) for count in range(1, len(levels) + 1)),
-        tuple(layer((level,)) for level in range(len(levels))),
+        tuple(layer((level,)) for level in range(len(levels))), _sides(shape, levels, devices),
     )  # fmt: skip
 
 
@@ -170,6 +172,21 @@ def _selections(shape: Shape, levels: Sequence[ModelStage], split: bool) -> set[
         )
     together = [(chosen,) for part in by_partition for chosen in part] if split else product(*by_partition)
     return {tuple(int(any(ms in part for part in chosen)) for ms in levels) for chosen in together}
+
+
+def _sides(
+    shape: Shape, levels: Sequence[ModelStage], devices: Sequence[Terms]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    beside = {
+        (a, b) for each in devices for a, x in enumerate(each) for b, y in enumerate(each) if a != b and x and y
+    }
+    where, several = [shape.home(ms) for ms in levels], len(shape.partitions) > 1
+    for partition, group in where:
+        first = tuple(i for i, (p, g) in enumerate(where) if (p == partition if several else g == group))
+        second = tuple(i for i in range(len(where)) if all((one, i) in beside for one in first))
+        if second:
+            return first, second
+    return (), ()
 
 
 def _stored(groups: Sequence[tuple[ModelStage, ...]], levels: Sequence[ModelStage]) -> set[Terms]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nereus.core import ModelStage, Workflow
-from nereus.cost.rows import Floats
+from nereus.cost.rows import Floats, Ints
 from nereus.planning.choices import REPLICAS, Arrangement
 from nereus.planning.exact import Best, Solver
 from nereus.planning.program import Program, programs
@@ -31,8 +31,9 @@ def fastest(arrangements: Sequence[Arrangement], workflow: Workflow, k: int) -> 
     ranked: list[tuple[float, int]] = []
     for index, each in enumerate(arrangements):
         if all(map(len, each.tables)):
-            known = bounds.setdefault(each.key, _Bounds(each.tables, each.slots))
-            ranked.append((known.of(each.program), index))
+            if each.key not in bounds:
+                bounds[each.key] = _Bounds(each.tables, each.slots)
+            ranked.append((bounds[each.key].of(each.program), index))
     ranked.sort()
 
     def solver(index: int, tables: Sequence[Table]) -> Solver:
@@ -77,13 +78,16 @@ class _Bounds:
     def __init__(self, tables: Sequence[Table], slots: int) -> None:
         self.slots = slots
         self.tables = tables
-        self.needs = [np.unique(table.slots) for table in tables]
+        self.needs = [set(table.slots.tolist()) for table in tables]
+        self._cuts: dict[tuple[int, ...], Ints] = {(): np.array([slots])}
         self._best: dict[tuple[int, int], Floats] = {}
 
     def of(self, program: Program) -> float:
         """No choice of this shape is faster."""
-        first, second = _sides(program)
-        cut = np.unique(np.concatenate([self.needs[level] for level in first])) if first else np.array([self.slots])
+        first, second = program.sides
+        if first not in self._cuts:
+            self._cuts[first] = np.array(sorted({need for level in first for need in self.needs[level]}))
+        cut = self._cuts[first]
         left = dict.fromkeys(first, cut) | dict.fromkeys(second, self.slots - cut)
         known: dict[tuple[int, int], Floats] = {}
         longest: Floats = np.zeros(len(cut))
@@ -105,18 +109,3 @@ class _Bounds:
             np.minimum.at(fastest, table.slots, table.weight(calls))
             self._best[level, calls] = np.minimum.accumulate(fastest)
         return self._best[level, calls]
-
-
-def _sides(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Levels that share a part of the pool, and those that never have devices of it; both empty without such a cut."""
-    beside = {
-        (a, b) for each in program.devices for a, x in enumerate(each) for b, y in enumerate(each) if a != b and x and y
-    }
-    where = [program.shape.home(ms) for ms in program.levels]
-    for level, (partition, group) in enumerate(where):
-        several = len(program.shape.partitions) > 1
-        first = [i for i, (p, g) in enumerate(where) if (p == partition if several else g == group)]
-        second = [i for i in range(len(where)) if all((one, i) in beside for one in first)]
-        if level in first and second:
-            return tuple(first), tuple(second)
-    return (), ()
