@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ from nereus.core import (
 from nereus.cost.state import schema as schema_of
 from nereus.engine.transports.memory import execute
 from nereus.families.models import named
+from nereus.report import plan_json
 from nereus.transition import compile, composed_bytes, estimate, minimum_bytes, peak_bytes, stored_bytes
 from tests.oracles import least_bytes
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan
@@ -227,3 +229,11 @@ def test_the_order_holds_when_it_is_executed_under_those_limits() -> None:
     world = filled(dag.start, schemas)
     execute(dag, schemas, world, limits)
     assert_holds(world, dag.goal, schemas)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("from", START), ("to", GOAL)])
+def test_the_example_files_are_the_figure(name: str, wanted: Plan) -> None:
+    saved = plan_json.read(Path(__file__).parents[2] / "examples" / "fig6" / f"{name}.json")
+    layouts = [(a.candidate.model_stage, a.candidate.layout, a.units) for a in saved.plan.assignments]
+    assert layouts == [(a.candidate.model_stage, a.candidate.layout, a.units) for a in wanted.assignments]
+    assert {device.id: device.node for device in saved.cluster.devices} == NODE_OF
