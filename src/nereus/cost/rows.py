@@ -100,7 +100,7 @@ class Rows:
             tp_spans=leaves & packed.split(tp),
             pp_spans=leaves & (pp > 1) & packed.split(tp * cp * pp),
             dp_spans=leaves & (dp > 1),
-            ep_spans=leaves & (ep > 1) & packed.split(expert_devices(tp, cp, pp, dp, ep)),
+            ep_spans=leaves & (ep > 1) & packed.split(expert_devices(tp, cp, dp, ep)),
             cp_spans=leaves & (cp > 1) & packed.split(tp * cp),
             node=packed.fewest(tp * cp * pp * dp),
         )  # fmt: skip
@@ -117,7 +117,9 @@ class Rows:
             nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
         ))  # fmt: skip
         fewest = int(np.unique(nodes, return_counts=True)[1].min())
-        return row.spanning(tp, pp, dp, candidate.ep > 1 and (tp or cp or _experts_apart(candidate, nodes)), cp, fewest)
+        sets = nodes.reshape(-1, int(expert_devices(row.tp, row.cp, row.dp, row.ep)[0]))
+        ep = candidate.ep > 1 and (tp or cp or bool((sets != sets[:, :1]).any()))
+        return row.spanning(tp, pp, dp, ep, cp, fewest)
 
     def spanning(self, tp: bool, pp: bool, dp: bool, ep: bool, cp: bool, node: int) -> Rows:
         """The rows with groups that leave their nodes as said, whatever packing would do."""
@@ -155,27 +157,15 @@ class _Packed:
         return np.where(rest, rest, np.minimum(devices, self.node))
 
 
-def expert_devices(tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints) -> Ints:
-    """Neighbouring devices, pp ranks included, among which the expert group of a replica and its neighbours lies.
+def expert_devices(tp: Ints, cp: Ints, dp: Ints, ep: Ints) -> Ints:
+    """Neighbouring devices among which an expert group lies: hosts with experts order their ranks with pp outermost.
 
-    Inside one tp × cp group where ep is no larger; all devices where replicas do not fall into equal sets.
+    Inside one tp × cp group where ep is no larger; all replicas where they do not fall into equal sets.
     """
     group = tp * cp
     replicas = np.maximum(ep // group, 1)
     equal = np.where(ep > group, ep % group, group % ep) + dp % replicas == 0
-    return np.where(equal, group * np.where(replicas > 1, replicas * pp, 1), group * pp * dp)
-
-
-def _experts_apart(candidate: Candidate, nodes: Ints) -> bool:
-    """Whether an expert group leaves its node; `nodes` by (dp, pp, cp, tp), each tp × cp group inside one."""
-    group, dp = candidate.layout.tp * candidate.cp, candidate.dp
-    replicas, rest = divmod(candidate.ep, group)
-    if group % candidate.ep == 0:
-        return False
-    if rest or dp % replicas:
-        replicas = dp
-    sets = nodes.reshape(dp // replicas, replicas, *nodes.shape[1:])
-    return bool((sets != sets[:, :1]).any())
+    return group * np.where(equal, replicas, dp)
 
 
 def _layers(candidate: Candidate, layers: int) -> tuple[int, int, int]:

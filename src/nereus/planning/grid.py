@@ -250,12 +250,14 @@ class Grids:
         return Grid(model_stage, rows, degrees.slots[which], which)
 
     def _ep_spans(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints, cp_spans: Bools, dp_spans: Bools) -> Bools:
-        """Whether any expert group, which neighbouring replicas form, leaves its node."""
+        """Whether any expert group leaves its node."""
         found = np.asarray((ep > 1) & (cp_spans | dp_spans))
-        blocks = expert_devices(tp, cp, pp, dp, ep) // (tp * cp)
-        for row in np.flatnonzero(found & ~cp_spans & (blocks < pp * dp)):
-            runs = self._packing(int(tp[row]), int(cp[row])).runs(int(blocks[row]))
-            found[row] = bool(blocks[row] > 1 and pp[row] * dp[row] // blocks[row] >= runs.pp_from)
+        blocks = expert_devices(tp, cp, dp, ep) // (tp * cp)
+        rows = np.flatnonzero(found & ~cp_spans)
+        kinds, where = np.unique(np.array([tp, cp, blocks])[:, rows], axis=1, return_inverse=True)
+        first = [self._packing(one, other).runs(width).pp_from for one, other, width in kinds.T.tolist()]
+        groups = pp[rows] * dp[rows] // blocks[rows]
+        found[rows] = (blocks[rows] > 1) & (groups >= np.array(first, dtype=np.int64)[where.ravel()])
         return found
 
     def _kv_bytes(self, model_stage: ModelStage, tp: Ints, pp: Ints) -> Ints:
