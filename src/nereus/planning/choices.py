@@ -126,8 +126,11 @@ class Choices:
         return shared_out(arrangement.program.shape, arrangement.sites, chosen, self.problem.current)
 
     def _regular(self, site: Site) -> Iterator[Arrangement]:
-        every = programs(self.problem.workflow)
-        yield from (self._on(program, dict.fromkeys(program.levels, site), len(site.slots)) for program in every)
+        tables = {ms: self.table(ms, site) for ms in self.problem.workflow.model_stages}
+        sites, slots, room = dict.fromkeys(tables, site), len(site.slots), (self._room(site),)
+        for program in programs(self.problem.workflow):
+            levels = tuple(tables[ms] for ms in program.levels)
+            yield Arrangement(program, levels, slots, room * len(program.stored), sites, site)
 
     def _together(self, site: Site) -> Iterator[Arrangement]:
         """All of an irregular site in turns: there every model-stage counts as needing all of it."""

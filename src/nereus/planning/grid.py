@@ -15,7 +15,7 @@ What is looked at:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -30,7 +30,7 @@ from nereus.planning.problem import Problem
 from nereus.planning.refusals import Refusals
 
 EXACT_POOL = 64
-TOKENS = 1 << 16
+TOKENS = 1 << 15
 BUDGETS = 8
 
 
@@ -94,6 +94,7 @@ class Grids:
     refusals: Refusals = field(default_factory=Refusals)
     _degrees: dict[object, _Degrees] = field(default_factory=dict)
     _packings: dict[tuple[int, int], Packing] = field(default_factory=dict)
+    _grids: dict[object, Grid] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> int:
@@ -112,9 +113,12 @@ class Grids:
         key = (tps, pps, pin.dp, whole, able.cp if trained else (1,))
         if key not in self._degrees:
             self._degrees[key] = self._deal(model_stage, tps, pps, able.cp if trained else (1,), pin, whole)
-        degrees = self._degrees[key]
-        variants = _Variants.of(able, pin, model_stage, trained, spec.experts, self._sizes(model_stage, whole))
-        return self._grid(model_stage, degrees, variants, whole)
+        sizes = self._sizes(model_stage, whole)
+        alike = (key, tuple(sizes), trained, spec.layers, spec.experts, model_stage.stage is Stage.GENERATION)
+        if alike not in self._grids or alike[-1]:
+            variants = _Variants.of(able, pin, model_stage, trained, spec.experts, sizes)
+            self._grids[alike] = self._grid(model_stage, self._degrees[key], variants, whole)
+        return replace(self._grids[alike], model_stage=model_stage)
 
     def _sizes(self, model_stage: ModelStage, whole: int) -> Sequence[int]:
         """Micro-batches to look at, or KV budgets in sequences with 0 for none."""

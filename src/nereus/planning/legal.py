@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nereus.core import ModelStage, Pin, SettingsError, Work
+from functools import cache
+
+from nereus.core import ModelSpec, ModelStage, Pin, SettingsError, Work
 from nereus.cost.memory import share
 from nereus.cost.state import family_of
 from nereus.planning.problem import Problem
@@ -26,10 +28,13 @@ def legal_tp(problem: Problem, model_stage: ModelStage) -> tuple[int, ...]:
     """TP degrees that cut the model and that the job can do."""
     spec, able = problem.workflow.spec(model_stage), problem.capabilities
     return tuple(
-        tp
-        for tp in family_of(spec).legal_tp(spec)
-        if (not able.tp or tp in able.tp) and (able.max_tp is None or tp <= able.max_tp)
+        tp for tp in _cut(spec) if (not able.tp or tp in able.tp) and (able.max_tp is None or tp <= able.max_tp)
     )
+
+
+@cache
+def _cut(spec: ModelSpec) -> tuple[int, ...]:
+    return family_of(spec).legal_tp(spec)
 
 
 def _check_degrees(problem: Problem, model_stage: ModelStage, pin: Pin) -> None:

@@ -177,9 +177,7 @@ def _selections(shape: Shape, levels: Sequence[ModelStage], split: bool) -> set[
 def _sides(
     shape: Shape, levels: Sequence[ModelStage], devices: Sequence[Terms]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    beside = {
-        (a, b) for each in devices for a, x in enumerate(each) for b, y in enumerate(each) if a != b and x and y
-    }
+    beside = {(a, b) for each in devices for a, x in enumerate(each) for b, y in enumerate(each) if a != b and x and y}
     where, several = [shape.home(ms) for ms in levels], len(shape.partitions) > 1
     for partition, group in where:
         first = tuple(i for i, (p, g) in enumerate(where) if (p == partition if several else g == group))

@@ -17,7 +17,7 @@ from nereus.planning.program import Program, programs
 from nereus.planning.space import apart
 from nereus.planning.table import Table
 
-WIDTH = 48
+WIDTH = 24
 """Rows and partial choices that a quick look at a colocated shape keeps."""
 MANY = 400
 """Of more rows than that a quick look takes those with a power of two of replicas."""
