@@ -30,7 +30,7 @@ from nereus.cost.step import StepModel
 from nereus.families import expert_fault, legal_ep
 from nereus.families.models import named
 from nereus.planning.judge import Scored, judge
-from nereus.planning.pins import check_pins, legal_tp
+from nereus.planning.legal import check_pins, legal_tp
 from nereus.planning.problem import Problem
 from nereus.planning.search import SearchResult, search
 from tests.cost.jobs import ACTOR, GENERATION, REFERENCE, SMALL, TINY, cluster, grpo

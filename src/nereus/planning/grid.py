@@ -179,7 +179,7 @@ class Grids:
                         cp_spans=np.full(len(dp), not packing.whole),
                         pp_spans=(dp >= runs.pp_from) & (pp > 1),
                         dp_spans=dp >= runs.dp_from,
-                    )  # fmt: skip
+                    )
                 )
         if not parts:
             self._too_few(model_stage, tps, pps, pin)
