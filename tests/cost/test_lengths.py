@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -33,6 +34,20 @@ def test_larger_micro_batches_are_padded_further() -> None:
     sizes = [padded(Lengths(100, 180, 300), sequences) for sequences in (1, 2, 8, 64)]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 4
+
+
+@pytest.mark.parametrize("lengths", [Lengths(100, 180, 300), Lengths(100, 400, 4000), Lengths(300, 900, 1000)])
+def test_one_sequence_alone_is_as_long_as_the_mean(lengths: Lengths) -> None:
+    assert padded(lengths, 1) == lengths.mean
+    assert padded(lengths, 1) < padded(lengths, 2) < padded(lengths, 3)
+
+
+@pytest.mark.parametrize("sequences", [2, 4, 16, 200])
+@pytest.mark.parametrize("lengths", [Lengths(100, 250, 400), Lengths.measured([5, 5, 8, 9, 12, 30, 80, 200])])
+def test_padding_is_what_drawn_micro_batches_are_padded_to(lengths: Lengths, sequences: int) -> None:
+    draw = random.Random(sequences)
+    drawn = [max(at(lengths, draw.random()) for _ in range(sequences)) for _ in range(4000)]
+    assert padded(lengths, sequences) == pytest.approx(sum(drawn) / len(drawn), rel=0.04)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(1, 100))

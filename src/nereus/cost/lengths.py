@@ -14,6 +14,9 @@ from nereus.core import Lengths
 GROUPS = 24
 """Sequences are followed through decoding in at most so many groups of equal size."""
 
+LEVELS = 64
+"""So many parts of equal probability make an expected length."""
+
 _Z95 = NormalDist().inv_cdf(0.95)
 
 
@@ -33,9 +36,16 @@ def at(lengths: Lengths, level: float) -> float:
     return min(lengths.mean * math.exp(sigma * z - sigma * sigma / 2), lengths.maximum)
 
 
+@lru_cache(maxsize=1024)
 def padded(lengths: Lengths, sequences: int) -> float:
-    """The expected longest of `sequences` sequences: what a micro-batch of that size is padded to."""
-    return at(lengths, sequences / (sequences + 1))
+    """The expected longest of `sequences` sequences: what a micro-batch of that size is padded to.
+
+    Of one alone that is the mean. The longest of n is below a length as often as one is, to the power n.
+    """
+    if sequences == 1:
+        return lengths.mean
+    levels = [((index + 0.5) / LEVELS) ** (1.0 / sequences) for index in range(LEVELS)]
+    return max(lengths.mean, sum(at(lengths, level) for level in levels) / LEVELS)
 
 
 def moments(lengths: Lengths) -> tuple[float, float]:
