@@ -11,9 +11,10 @@ Ranks are ranks of the group. Needs neither a coordinator nor the job's layout c
 from nereus.engine.library.describe import Shard, allocate, describe
 from nereus.engine.library.execute import Options, Report, reshard
 from nereus.engine.library.fused import grouped, interleaved, stacked
-from nereus.engine.library.optimizer import optimizer_shards, restore_optimizer
+from nereus.engine.library.optimizer import optimizer_shards, restore_optimizer, target_shards
 from nereus.engine.library.streams import stream_name, stream_seed, stream_shard
 from nereus.transition.boxes import BoxPlan, LogicalTensor, Placement, Route, plan_routes
+from nereus.transition.positions import place_positions
 from nereus.transition.region import Region
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "grouped",
     "interleaved",
     "optimizer_shards",
+    "place_positions",
     "plan_routes",
     "reshard",
     "restore_optimizer",
@@ -37,4 +39,5 @@ __all__ = [
     "stream_name",
     "stream_seed",
     "stream_shard",
+    "target_shards",
 ]

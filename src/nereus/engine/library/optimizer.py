@@ -56,6 +56,28 @@ def optimizer_shards(
     return found
 
 
+def target_shards(
+    parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, LogicalTensor], place: Place
+) -> dict[str, Shard]:
+    """Where the values of new `parameters` and of their state arrive: the parameters themselves, and new tensors."""
+    keys: dict[str, list[str]] = {}
+    for full in tensors:
+        name, mark, key = full.rpartition(STATE)
+        if mark:
+            keys.setdefault(name, []).append(key)
+    found: dict[str, Shard] = {}
+    for name, parameter in parameters.items():
+        shape, region = place(name, parameter)
+        found[name] = Shard(parameter.detach(), shape, region)
+        for key in keys.get(name, ()):
+            logical = tensors[name + STATE + key]
+            box = region if logical.shape == shape else Region.whole(logical.shape)
+            where = parameter.device if logical.shape == shape else torch.device("cpu")
+            made = torch.empty(box.shape, dtype=getattr(torch, logical.dtype), device=where)
+            found[name + STATE + key] = Shard(made, logical.shape, box)
+    return found
+
+
 def restore_optimizer(
     kind: type[torch.optim.Optimizer],
     parameters: Mapping[str, torch.nn.Parameter],
