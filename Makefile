@@ -47,9 +47,10 @@ bench: $(VENV)/dev.stamp build/tiny/build.json
 	$(BIN)/python -m benchmarks.plan_choice
 
 # DATA: public measurements; rows of them are not part of this repository.
+# PARTS="search rows" runs only these.
 DATA ?= ../shared/data
 bench-planner: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarks.planner --data $(DATA) --json build/bench-planner.json
+	$(BIN)/python -m benchmarks.planner --data $(DATA) --json build/bench-planner.json$(if $(PARTS), --only $(PARTS))
 
 # Other tools to compare with, each in an environment of its own; bench-planner uses those that exist.
 baselines: build/llm-analysis/bin/python

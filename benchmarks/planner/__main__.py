@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.planner._result import Result
 
-PARTS = ("search", "vtrain", "rows", "memory", "serving", "kernels", "imports")
+PARTS = ("search", "vtrain", "rows", "memory", "serving", "kernels", "imports", "any_dp")
 WIDTH = 160
 
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = {
             part: {"took_s": took_s[part], "results": [line.as_json for line in lines]} for part, lines in found.items()
         }
-        given.json.write_text(json.dumps(lines, indent=2, default=str) + "\n")
+        given.json.write_text(json.dumps(lines, indent=2, default=str, allow_nan=False) + "\n")
     return int(any(line.notes.startswith(FAILED) for lines in found.values() for line in lines))
 
 
@@ -62,6 +62,9 @@ def measured(part: str, data: Path) -> tuple[Result, ...]:
         return tuple(import_module(name).run(data))
     except FileNotFoundError as error:
         return (Result(part, "report", float("nan"), notes=f"no data: {error.filename}"),)
+    except ModuleNotFoundError as error:
+        ours = str(error.name).partition(".")[0] in ("nereus", "benchmarks")
+        return (Result(part, "report", float("nan"), notes=f"{FAILED if ours else 'skipped: '}{error}"),)
     except Exception as error:
         return (Result(part, "report", float("nan"), notes=f"{FAILED}{error!r}"),)
 

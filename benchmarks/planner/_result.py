@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -28,8 +30,8 @@ class Result:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The line as plain values."""
-        return asdict(self)
+        """The line as plain values: strings for keys, null for what is not a number."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
 
 def at_most(name: str, limit: float, measured: float, **rest: Any) -> Result:
@@ -40,3 +42,13 @@ def at_most(name: str, limit: float, measured: float, **rest: Any) -> Result:
 def at_least(name: str, limit: float, measured: float, **rest: Any) -> Result:
     """A line that is met by a number no smaller than the limit."""
     return Result(name, f">= {limit:g}", measured, met=measured >= limit, **rest)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):  # also numpy's float64
+        return float(value) if math.isfinite(value) else None
+    return value

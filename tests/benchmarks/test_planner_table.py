@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.planner import __main__ as bench
 from benchmarks.planner._result import Result, at_least, at_most
@@ -42,6 +46,33 @@ def test_every_part_is_a_line_whatever_happens(monkeypatch: pytest.MonkeyPatch, 
     assert "none.csv" in lines["serving"]["notes"]
     assert "ZeroDivisionError" in lines["rows"]["notes"]
     assert (lines["memory"]["met"], lines["memory"]["ratio"]) == (True, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("missing", "note", "status"),
+    [("torch", "skipped: no torch", 0), ("nereus.cost.gone", "failed: no nereus.cost.gone", 1)],
+)
+def test_a_part_without_a_library_is_skipped_one_without_our_own_module_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, note: str, status: int
+) -> None:
+    def run(data: Path) -> list[Result]:
+        raise ModuleNotFoundError(f"no {missing}", name=missing)
+
+    module = ModuleType("benchmarks.planner.any_dp")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(bench, "find_spec", lambda _: object())
+    out = tmp_path / "bench.json"
+    assert bench.main(["--data", str(tmp_path), "--json", str(out), "--only", "any_dp"]) == status
+    assert json.loads(out.read_text())["any_dp"]["results"][0]["notes"] == note
+
+
+def test_a_line_is_valid_json_whatever_its_details_are() -> None:
+    details: dict[Any, Any] = {"count": Counter({"a": 2}), 3: (np.float64(0.5), float("nan")), "under": {2: math.inf}}
+    line = Result("line", "report", float("nan"), details=details)
+    plain = json.loads(json.dumps(line.as_json, allow_nan=False))
+    assert plain["measured"] is None
+    assert plain["details"] == {"count": {"a": 2}, "3": [0.5, None], "under": {"2": None}}
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
