@@ -19,6 +19,7 @@ from nereus.cost.layer import Block, MicroBatch
 from nereus.cost.operations import FORWARD_KERNELS, HEAD_KERNELS
 from nereus.cost.rows import Floats, Rows
 from nereus.cost.site import Site
+from nereus.cost.windows import cached_tokens
 
 START = MappingProxyType(
     {
@@ -128,7 +129,7 @@ class Engine:
         if spec.kv_rank:
             half = (spec.kv_rank + spec.rope_head_dim) / 2
             return decode_attention_s(rates, live, context, 1.0, half, self.kv_bytes, 2 * heads)
-        keys = -(-spec.kv_heads // tp)
+        keys, context = -(-spec.kv_heads // tp), cached_tokens(spec, context)
         return decode_attention_s(rates, live, context, keys, spec.head_dim, self.kv_bytes, heads)
 
     def _head_s(self, tokens: Floats) -> Floats:

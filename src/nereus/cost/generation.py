@@ -25,6 +25,7 @@ from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
+from nereus.cost.windows import cached_tokens
 
 Seconds = Mapping[str, Floats]
 """Operation class → ideal seconds by row."""
@@ -99,12 +100,13 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
     rows, share = engine.rows, -(-workload.sequences // engine.rows.dp)
     live = np.where(rows.kv_bytes > 0, np.minimum(share, rows.micro_batch), share)
     if engine["generation.refill"] > 0:
-        held = rows.kv_bytes / (engine.token_bytes * (workload.prompt.mean + _occupied(workload)))
+        tokens = cached_tokens(engine.spec, workload.prompt.mean + _occupied(workload))
+        held = rows.kv_bytes / (engine.token_bytes * tokens)
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
     groups = [rows.tp, rows.cp, rows.ep, rows.node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
     code = live.astype(np.int64)
     for column in (share, *groups):
-        code = code * (int(column.max(initial=0)) + 1) + column
+        code = np.asarray(code * (int(column.max(initial=0)) + 1) + column, dtype=np.int64)
     _, alike, where = np.unique(code, return_index=True, return_inverse=True)
     return live.astype(float), alike.astype(np.int64), where.astype(np.int64)
 

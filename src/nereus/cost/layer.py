@@ -16,6 +16,7 @@ from nereus.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, by
 from nereus.cost.kernels import Rates, attention_s, gemm_s, launched_s, stream_s
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
+from nereus.cost.windows import seen_pairs
 
 START = MappingProxyType(
     {
@@ -137,15 +138,8 @@ class Block:
         products_s = attention_s(rates, batch.sequences, batch.length, heads, width, causal=not written)
         passes = written * self.element_bytes + 2 * self._unfused() * self.wide_bytes
         scores_s = stream_s(rates, passes * batch.sequences * heads * batch.length**2)
-        return np.asarray(self._seen() * (products_s + scores_s) / self.rows.cp)
-
-    def _seen(self) -> Floats | float:
-        """Share of the pairs of tokens that layers attend to on average, those with a window and the others."""
-        if not self.spec.window:
-            return 1.0
-        window = np.minimum(self.spec.window / self.batch.length, 1.0)
-        near = window * (2.0 - window)
-        return np.asarray(near + (1.0 - near) / self.spec.full_every)
+        seen = seen_pairs(spec, batch.length) if spec.window else 1.0
+        return np.asarray(seen * (products_s + scores_s) / self.rows.cp)
 
     def _unfused(self) -> Floats:
         """Kernels that replace a fused softmax where it does not take this many sequences times heads."""

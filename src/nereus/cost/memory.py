@@ -15,6 +15,7 @@ from nereus.cost.lengths import decode_profile, moments
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import RECOMPUTE, Floats, Ints, Rows
 from nereus.cost.state import dtypes
+from nereus.cost.windows import cached_tokens
 
 Terms = Mapping[str, Floats]
 """Bytes by name of what they hold."""
@@ -243,13 +244,14 @@ class Load:
     def _kv_tokens(self, sequences: Ints) -> Floats:
         """Most tokens cached at once. Finished sequences leave: the largest product of those left and their tokens."""
         prompt, response = self.memory.workload.prompt.maximum, self.memory.workload.response
+        spec = self.memory.spec
         if not response.quantiles:
-            return np.asarray(sequences * float(_blocks(prompt + response.maximum)), dtype=np.float64)
+            return np.asarray(sequences * _cached(spec, prompt + response.maximum), dtype=np.float64)
         counts, where = np.unique(sequences, return_inverse=True)
         most = []
         for count in counts.tolist():
             ends, live = decode_profile(response, count)
-            most.append(max(left * _blocks(prompt + end) for end, left in zip(ends, live, strict=True)))
+            most.append(max(left * _cached(spec, prompt + end) for end, left in zip(ends, live, strict=True)))
         return np.array(most, dtype=np.float64)[where].reshape(np.shape(sequences))
 
 
@@ -266,13 +268,13 @@ def share(work: Work, workload: Workload, dp: int) -> int:
 
 def sequence_kv_bytes(spec: ModelSpec, layout: Layout, workload: Workload) -> int:
     """KV cache of one longest sequence on the device of a unit that holds most layers."""
-    tokens = _blocks(workload.prompt.maximum + workload.response.maximum)
+    tokens = _cached(spec, workload.prompt.maximum + workload.response.maximum)
     layers = len(layout.layers_of(0, spec.layers))
     return max(1, int(tokens * kv_token_bytes(spec, np.array(layout.tp), np.array(layers))))
 
 
 def kv_token_bytes(spec: ModelSpec, tp: Ints, layers: Ints) -> Ints:
-    """KV cache of one token; latent attention caches one compressed vector, whole on every tp rank."""
+    """KV cache of one token that all layers hold; latent attention caches one vector, whole on every tp rank."""
     keys = 2 * -(-spec.kv_heads // tp) * spec.head_dim
     if spec.kv_rank:
         keys = np.full_like(tp, spec.kv_rank + spec.rope_head_dim)
@@ -292,5 +294,6 @@ def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:
     return np.asarray(np.minimum(np.where(rows.vpp > 1, chunks / rows.vpp, after), count), dtype=np.float64)
 
 
-def _blocks(tokens: float) -> int:
-    return -(-math.ceil(tokens) // BLOCK_TOKENS) * BLOCK_TOKENS
+def _cached(spec: ModelSpec, tokens: float) -> float:
+    """Tokens of which a layer holds keys and values on average, in whole blocks."""
+    return float(cached_tokens(spec, -(-math.ceil(tokens) // BLOCK_TOKENS) * BLOCK_TOKENS))
