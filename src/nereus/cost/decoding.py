@@ -15,8 +15,7 @@ import numpy as np
 from nereus.core import DTYPE_BYTES, Head, ModelSpec
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.kernels import Numbers, decode_attention_s, gemm_s, launched_s, stream_s
-from nereus.cost.layer import Block, MicroBatch
-from nereus.cost.operations import FORWARD_KERNELS, HEAD_KERNELS
+from nereus.cost.layer import END_KERNELS, LAYER_KERNELS, Block, MicroBatch
 from nereus.cost.rows import Floats, Rows
 from nereus.cost.site import Site
 from nereus.cost.windows import cached_tokens
@@ -109,7 +108,7 @@ class Engine:
         spec, rates, zeros = self.spec, self.site.rates, np.zeros(np.shape(block.tokens))
         dense = block.matrices_s(False) + attention + block.elementwise_s(False)
         routed = block.matrices_s(True) + attention + block.elementwise_s(True) if spec.experts else zeros
-        kernels, ends = launches * FORWARD_KERNELS, launches * HEAD_KERNELS
+        kernels, ends = launches * LAYER_KERNELS, launches * END_KERNELS
         return Parts(
             dense=launched_s(rates, dense, kernels),
             routed=launched_s(rates, routed, kernels) if spec.experts else zeros,

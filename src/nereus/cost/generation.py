@@ -20,7 +20,6 @@ from nereus.core import Lengths, ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.decoding import Engine, Parts
 from nereus.cost.lengths import GROUPS, decode_profile
-from nereus.cost.operations import DISPATCH_S
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
@@ -40,7 +39,7 @@ def generate(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> Cal
     ranks = Ranks.ends(rows, spec.layers)
     totals = []
     for rank in ranks:
-        total = {"dispatch": np.full(len(rows), DISPATCH_S)}
+        total = {"dispatch": np.full(len(rows), site.dispatch_s)}
         for name, parts in (("prefill", prefill[where]), ("decode", decode[where])):
             for key, seconds in _rank_s(name, parts, rank, spec, rows, site).items():
                 total[key] = total.get(key, 0.0) + seconds
@@ -104,9 +103,9 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
         held = rows.kv_bytes / (engine.token_bytes * tokens)
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
     groups = [rows.tp, rows.cp, rows.ep, rows.node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
-    code = live.astype(np.int64)
+    code: Ints = live.astype(np.int64)
     for column in (share, *groups):
-        code = np.asarray(code * (int(column.max(initial=0)) + 1) + column, dtype=np.int64)
+        code = code * (int(column.max(initial=0)) + 1) + column.astype(np.int64)
     _, alike, where = np.unique(code, return_index=True, return_inverse=True)
     return live.astype(float), alike.astype(np.int64), where.astype(np.int64)
 

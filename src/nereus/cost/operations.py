@@ -14,14 +14,6 @@ START_EFFICIENCY = 0.4
 """Share of the ideal rate that an unseen class is believed to reach: low, so that surprises are good ones."""
 START_VARIANCE = 0.25
 
-FORWARD_KERNELS = 34
-"""Operations of one decoder layer in one forward pass."""
-HEAD_KERNELS = 16
-"""Operations of the embedding, or of the head with its log-probabilities."""
-TENSORS_PER_LAYER = 9
-DISPATCH_S = 5e-4
-"""Sending a command to the workers of a call and hearing from all of them."""
-
 
 def efficiency(calibration: Calibration, name: str) -> Efficiency:
     """What is known about a class; conservative and uncertain before the first observation."""

@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike
 from nereus.core import Head, ModelSpec
 from nereus.cost.rows import Ints
 
+TENSORS_PER_LAYER = 9
+"""Of a dense layer with grouped attention. The embedding is one more, final norm and head are two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:

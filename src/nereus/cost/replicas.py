@@ -11,7 +11,7 @@ import numpy as np
 from nereus.core import DTYPE_BYTES, ModelSpec
 from nereus.cost.collectives import all_reduce_s, by_link
 from nereus.cost.kernels import stream_s
-from nereus.cost.parameters import parameters
+from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
@@ -19,9 +19,6 @@ from nereus.cost.site import Site
 START = MappingProxyType({"dp.bucket_bytes": 25.0 * 2**20, "dp.overlap": 0.8, "optimizer.kernels": 54.0})
 """`dp.bucket_bytes`: gradients are reduced in flat buffers of this size. `dp.overlap`: share of a pass behind which a
 sharded reduction or gathering hides. `optimizer.kernels`: operations of one Adam update of one layer."""
-
-TENSORS_PER_LAYER = 9
-"""The embedding is one more, norm and head are two."""
 
 
 @dataclass(frozen=True, slots=True)

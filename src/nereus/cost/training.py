@@ -27,9 +27,8 @@ from nereus.cost.site import Site
 Seconds = Mapping[str, Floats]
 """Operation class → ideal seconds by pp rank (first, fullest middle, last) and row."""
 
-START = MappingProxyType({"dispatch_s": 5e-4, "pp.scatter": 0.0})
-"""`dispatch_s`: sending a command to the workers of a call and hearing from all. `pp.scatter`: the links of a stage
-boundary that share one hidden state are tp to this power."""
+START = MappingProxyType({"pp.scatter": 0.0})
+"""The links of a stage boundary that share one hidden state are tp to this power."""
 
 MINI_BATCH_COMMANDS = 2
 """An update is prepared and then committed (D5.6)."""
@@ -77,7 +76,7 @@ class Pipeline:
         # The wait is predicted time already: it enters the ideal seconds such that weighing gives it back.
         ideal["pp"] = ideal["pp"] + repeats * wait_s * self.site.efficiency("pp").value
         commands = MINI_BATCH_COMMANDS if self.train else 1
-        ideal["dispatch"] = repeats * np.full(len(rows), commands * self._constant("dispatch_s"))
+        ideal["dispatch"] = repeats * np.full(len(rows), commands * self.site.dispatch_s)
         return CallPrices(self.site.weigh(ideal), ideal)
 
     def _micro_batch(self, size: Ints, ranks: Ranks) -> dict[str, Floats]:

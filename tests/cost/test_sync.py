@@ -1,0 +1,42 @@
+"""Weight synchronisation: bytes over links, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from nereus.core import Calibration, Candidate, Layout, Link
+from nereus.cost import sync
+from nereus.cost.kernels import Rates
+from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
+from nereus.cost.rows import Rows
+from nereus.cost.site import Site
+from nereus.families import llama
+from tests.cost.jobs import ACTOR, GENERATION, TINY
+
+BYTES = 4 * int(parameters(TINY).total)
+FAST, SLOW = Link(1e9, 1e-3, {"send.share": 0.5}), Link(1e8, 2e-3)
+SITE = Site(Rates(1e12, 1e10, 0.0), FAST, SLOW, Calibration())
+
+
+def rows(tp: int, dp: int, node: int) -> Rows:
+    return Rows.of([Candidate(GENERATION if tp > 1 else ACTOR, Layout(tp), dp)], TINY.layers, node)
+
+
+def test_every_device_of_the_source_sends_an_equal_part() -> None:
+    assert sync.send_s(TINY, rows(1, 4, node=4), SITE)[0] == pytest.approx(BYTES / 4 / (0.5 * 1e9))
+    assert sync.send_s(TINY, rows(1, 4, node=2), SITE)[0] == pytest.approx(BYTES / 4 / 1e8)
+
+
+def test_a_device_of_the_target_receives_its_shard_tensor_by_tensor_and_stores_it() -> None:
+    shard = 4 * int(parameters(TINY, 2).total)
+    messages = TENSORS_PER_LAYER * TINY.layers
+    inside = shard / (0.5 * 1e9) + messages * 1e-3 + shard / 1e10
+    assert sync.receive_s(TINY, rows(2, 1, node=2), SITE)[0] == pytest.approx(inside)
+    across = shard / 1e8 + messages * 2e-3 + shard / 1e10
+    assert sync.receive_s(TINY, rows(2, 2, node=2), SITE)[0] == pytest.approx(across)
+
+
+def test_a_layer_has_as_many_tensors_as_its_family_says() -> None:
+    tensors = llama.Llama().tensors(TINY)
+    assert sum(tensor.layer == 0 for tensor in tensors) == TENSORS_PER_LAYER
+    assert sum(tensor.layer is None for tensor in tensors) == 3
