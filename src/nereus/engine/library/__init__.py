@@ -3,7 +3,7 @@
     tensors, source = describe(shards, group)         # or LogicalTensor and Placement written by hand
     plan = plan_routes(tensors.values(), source, target)
     new = allocate(tensors, target, rank)
-    reshard(plan, old, new, group)
+    report = reshard(plan, old, new, group)           # report.fresh: streams that this rank has to start
 
 Ranks are ranks of the group. Needs neither a coordinator nor the job's layout classes.
 """
@@ -11,6 +11,7 @@ Ranks are ranks of the group. Needs neither a coordinator nor the job's layout c
 from nereus.engine.library.describe import Shard, allocate, describe
 from nereus.engine.library.execute import Options, Report, reshard
 from nereus.engine.library.fused import grouped, interleaved, stacked
+from nereus.engine.library.modules import module_tensors
 from nereus.engine.library.optimizer import optimizer_shards, restore_optimizer, target_shards
 from nereus.engine.library.streams import stream_name, stream_seed, stream_shard
 from nereus.transition.boxes import BoxPlan, LogicalTensor, Placement, Route, plan_routes
@@ -30,6 +31,7 @@ __all__ = [
     "describe",
     "grouped",
     "interleaved",
+    "module_tensors",
     "optimizer_shards",
     "place_positions",
     "plan_routes",

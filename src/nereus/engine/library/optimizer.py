@@ -80,10 +80,10 @@ def target_shards(
 
 def restore_optimizer(
     kind: type[torch.optim.Optimizer],
-    parameters: Mapping[str, torch.nn.Parameter],
+    parameters: Mapping[str, torch.Tensor],
     tensors: Mapping[str, LogicalTensor],
     held: Mapping[str, torch.Tensor],
-    wrap: Callable[[torch.nn.Parameter, torch.Tensor], torch.Tensor] = lambda _, state: state,
+    wrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda _, state: state,
 ) -> torch.optim.Optimizer:
     """An optimizer over `parameters` with the groups and the state they had, by name.
 
