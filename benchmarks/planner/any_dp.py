@@ -6,7 +6,8 @@ One GRPO job runs the same samples again and again (its learning rate is zero) a
 model-stage at dp 2 or at dp 3, in turns. 32 sequences a mini-batch do not divide by three: shares are 11, 11 and 10.
 Beside the medians stands what the planner predicts before the first step, and after it has learnt from the steps at
 dp 2 alone. Devices are held to a share of a core, so seconds say nothing of this machine; ratios count. A machine busy
-with other work slows three workers more than two: the ratio of the busiest devices' CPU time is disturbed less.
+with other work slows three workers more than two: the ratio of the busiest devices' CPU time is disturbed less, and
+wall over CPU time, little above 1 on a quiet machine, says how much the seconds are worth.
 """
 
 from __future__ import annotations
@@ -177,12 +178,13 @@ def lines(found: Found) -> list[Result]:
     made = []
     for name, label in ((UPDATE, "actor's update"), (STEP, "whole step")):
         ours, other = (statistics.median(found.measured_s(dp, name)) for dp in (ANY, POWER))
-        cpu = [statistics.median(found.measured_s(dp, cpu_name(name))) for dp in (POWER, ANY)]
+        ours_cpu, other_cpu = (statistics.median(found.measured_s(dp, cpu_name(name))) for dp in (ANY, POWER))
         first, learnt = (side[POWER][name] / side[ANY][name] for side in (found.before, found.learnt))
         pairs = found.pairs(name)
         notes = (
             f"{DEVICES} devices at {SPEED:g} of a core, {len(pairs)} visits each, "
-            f"ratio {min(pairs):.2f} to {max(pairs):.2f} by visit, {cpu[0] / cpu[1]:.3f} by CPU time; "
+            f"ratio {min(pairs):.2f} to {max(pairs):.2f} by visit, {other_cpu / ours_cpu:.3f} by CPU time "
+            f"(wall / CPU {ours / ours_cpu:.2f} against {other / other_cpu:.2f}); "
             f"predicted {learnt:.3f} after the steps at dp {POWER}, {first:.3f} before any"
         )
         details = {

@@ -93,7 +93,9 @@ def test_lines_hold_medians_and_how_much_visits_differ() -> None:
     update, step = lines(found)
     assert (update.measured, update.baseline, update.ratio) == (2.0, 4.5, 2.25)
     assert (step.measured, step.baseline, step.ratio) == (4.0, 9.0, 2.25)
-    assert "1.50 to 3.00 by visit, 5.625 by CPU time; predicted 1.200 after" in update.notes
+    assert (
+        "1.50 to 3.00 by visit, 5.625 by CPU time (wall / CPU 0.50 against 0.20); predicted 1.200 after" in update.notes
+    )
     assert "1.400 before" in update.notes
     assert update.details["measured_s"] == {POWER: [3.0, 3.0, 6.0, 9.0], ANY: [2.0, 2.0, 4.0, 1.0]}
 
