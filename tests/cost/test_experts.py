@@ -10,6 +10,8 @@ import pytest
 from nereus.core import Calibration, Candidate, DeviceKind, Layout, Link, ModelSpec
 from nereus.cost.kernels import Rates, attention_s, gemm_s
 from nereus.cost.layer import Block, MicroBatch
+from nereus.cost.ranks import Ranks
+from nereus.cost.replicas import Replicas
 from nereus.cost.rows import Rows
 from nereus.cost.site import Site
 from tests.cost.jobs import ACTOR
@@ -37,6 +39,42 @@ def test_between_nodes_a_token_travels_once_to_each_other_node_that_has_one_of_i
     four = block(ep=4, node=2)
     one = replace(four, spec=replace(SPEC, experts_per_token=1))
     assert four.experts_exchange_s() / one.experts_exchange_s() == pytest.approx((15 / 16) / (1 / 2))
+
+
+def summed_s(spec: ModelSpec, candidate: Candidate, node: int) -> float:
+    """Seconds of the gradients' all-reduces of one mini-batch."""
+    rows = Rows.of([candidate], spec.layers, node)
+    site = Site(Rates.of(KIND, "bf16"), INTRA, INTER, Calibration(), (KIND,))
+    passes = {"forward": np.ones(1), "backward": np.ones(1)}
+    (whole,) = Ranks.ends(rows, spec.layers)
+    return float(Replicas(spec, rows, site, whole).update(passes, np.ones(1, dtype=np.int64))["dp"][0])
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "ep", "copies", "on_a_node"),
+    [(1, 16, 8, 2, 1), (1, 16, 2, 8, 4), (2, 16, 16, 2, 1), (1, 16, 16, 1, 1), (1, 8, 4, 2, 2)],
+)
+def test_copies_of_an_expert_are_further_apart_than_copies_of_all_else(
+    tp: int, dp: int, ep: int, copies: int, on_a_node: int
+) -> None:
+    """Nodes of 8. Between nodes, copies sum over as many ports as a node has of them; a node alone uses its link."""
+    candidate, width = Candidate(ACTOR, Layout(tp), dp=dp, ep=ep), 8
+    wider = replace(SPEC, expert_hidden=SPEC.expert_hidden + width)
+    size_bytes = 4 * 3 * SPEC.hidden * width * SPEC.experts / ep
+    nodes = copies / on_a_node
+    between_s = 2 * (1 - 1 / nodes) * size_bytes / (INTER.bytes_per_s * on_a_node)
+    inside_s = 2 * (1 - 1 / copies) * size_bytes / INTRA.bytes_per_s
+    expected_s = between_s if tp * dp > 8 else inside_s
+    assert summed_s(wider, candidate, 8) - summed_s(SPEC, candidate, 8) == pytest.approx(expected_s, abs=1e-12)
+
+
+def test_gradients_of_context_parallel_ranks_travel_between_nodes() -> None:
+    """One replica of 16 ranks on two nodes: eight ports each carry what two ranks would exchange."""
+    spec = replace(SPEC, experts=0, experts_per_token=0, family="llama")
+    wider = replace(spec, ffn_hidden=spec.ffn_hidden + 8)
+    candidate = Candidate(ACTOR, Layout(), dp=1, cp=16)
+    size_bytes = 4 * 3 * spec.hidden * 8
+    assert summed_s(wider, candidate, 8) - summed_s(spec, candidate, 8) == pytest.approx(size_bytes / 8e9, abs=1e-12)
 
 
 def test_few_tokens_read_the_weights_of_the_experts_they_hit() -> None:

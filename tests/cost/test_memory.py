@@ -21,6 +21,7 @@ from nereus.core import (
     Layout,
     Lengths,
     ModelSpec,
+    SettingsError,
     Work,
     Workload,
     expand,
@@ -261,6 +262,30 @@ def test_packed_micro_batches_hold_about_the_mean_but_at_least_the_longest() -> 
     packed = replace(padded, packed=True)
     assert activations(1, packed) == activations(1, padded)
     assert 0.1 * activations(64, padded) < activations(64, packed) < 0.2 * activations(64, padded)
+
+
+@pytest.mark.parametrize(
+    ("loss", "update_bytes", "forward_bytes"),
+    [
+        ("eager", 12, 8),  # three and two copies in fp32
+        ("vocab_parallel", 6, 12),  # one in fp32 and its cast; the logits, their copy and its exponentials
+        ("in_place", 2, 6),  # logits in bf16; with probabilities and their product
+        ("in_place_chunked", 2, 4),
+        ("fused", 0, 0),
+    ],
+)
+def test_logits_have_as_many_copies_as_the_loss_makes(loss: str, update_bytes: int, forward_bytes: int) -> None:
+    work = Workload(4, 1, Lengths.constant(10), Lengths.constant(90), 4, 90, loss=loss)
+    candidate = Candidate(ACTOR, Layout(), 1, micro_batch=2)
+    of = memory(replace(SMALL, dtype="bf16"), workload=work)
+    elements = 2 * 90 * SMALL.vocab
+    assert terms(of, candidate)[0]["logits"] == elements * update_bytes
+    assert terms(of, candidate, Work.FORWARD)[0]["logits"] == elements * forward_bytes
+
+
+def test_an_unknown_loss_is_refused_with_the_valid_ones() -> None:
+    with pytest.raises(SettingsError, match="loss 'lazy', valid: eager, vocab_parallel, in_place"):
+        replace(WORKLOAD, loss="lazy")
 
 
 def test_gradients_exist_during_an_update_only() -> None:

@@ -240,6 +240,25 @@ def test_who_packs_micro_batches(framework: str, text: str, packed: bool) -> Non
     assert any(("packed" if packed else "padded to the longest") in line for line in made.assumptions)
 
 
+FSDP = texts.VERL.replace("--config-name=ppo_megatron_trainer.yaml", "").replace("actor.megatron.", "actor.other.")
+
+
+@pytest.mark.parametrize(
+    ("more", "loss"),
+    [
+        ("", "in_place"),
+        ("actor_rollout_ref.model.use_fused_kernels=True", "fused"),
+        ("actor_rollout_ref.actor.entropy_from_logits_with_chunking=True", "in_place_chunked"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.001", "eager"),
+        ("actor_rollout_ref.actor.strategy=megatron", "vocab_parallel"),
+    ],
+)
+def test_copies_of_logits_are_those_of_the_loss(more: str, loss: str) -> None:
+    made = built(read_text("verl", FSDP.replace("rollout.n=8", f"rollout.n=8 {more}"), "run.sh"))
+    assert made.workload.loss == loss
+    assert sum("logits" in line for line in made.assumptions) == 1
+
+
 def test_a_packed_micro_batch_of_nemo_rl_has_room_for_so_many_of_the_greatest_length() -> None:
     text = NEMO.replace("  precision", "  sequence_packing: {enabled: true}\n  precision", 1)
     made = built(read_text("nemo-rl", text, "a"), prompt=Lengths.constant(100), response=Lengths(400, 900, 2000))

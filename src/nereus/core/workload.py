@@ -39,6 +39,11 @@ class Lengths:
         return cls(sum(ordered) / len(ordered), at(0.95), float(ordered[-1]), quantiles)
 
 
+LOSSES = ("eager", "vocab_parallel", "in_place", "in_place_chunked", "fused")
+"""Softmax by separate operations; one fp32 buffer that becomes the gradient; the gradient in place of the logits, with
+an entropy of all tokens or of some at a time; logits of a few tokens at a time only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One RL step: prompts × samples_per_prompt sequences in mini-batches of `mini_batch` sequences."""
@@ -52,11 +57,15 @@ class Workload:
     epochs: int = 1
     packed: bool = False
     """Whether a micro-batch holds its sequences end to end; else they are padded to the longest of them."""
+    loss: str = "eager"
+    """How log-probabilities are made of logits, and so what copies of logits there are: one of `LOSSES`."""
 
     def __post_init__(self) -> None:
         for field in ("prompts", "samples_per_prompt", "mini_batch", "max_response_tokens", "epochs"):
             if getattr(self, field) < 1:
                 raise SettingsError(f"workload: {field} is {getattr(self, field)}, must be at least 1")
+        if self.loss not in LOSSES:
+            raise SettingsError(f"workload: loss {self.loss!r}, valid: {', '.join(LOSSES)}")
         if self.sequences % self.mini_batch:
             raise SettingsError(
                 f"mini_batch {self.mini_batch} does not divide the batch of {self.sequences} sequences "

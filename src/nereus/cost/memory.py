@@ -24,9 +24,27 @@ BLOCK_TOKENS = 16
 """A KV cache grows by so many tokens at a time."""
 BUCKET_BYTES = 25 * 2**20
 """The flat buffer through which gradients are reduced over replicas, where the device kind names no other."""
-TRAIN_LOGITS_COPIES = 3
-"""Wide logits of a micro-batch, their probabilities and their gradient: no fused or chunked loss is assumed."""
-FORWARD_LOGITS_COPIES = 2
+UPDATE_LOGITS = {
+    "eager": (3, 0),
+    "vocab_parallel": (1, 1),
+    "in_place": (0, 1),
+    "in_place_chunked": (0, 1),
+    "fused": (0, 0),
+}
+"""Copies of a micro-batch's logits in fp32 and in the model's dtype by `Workload.loss`.
+
+Eager: logits, probabilities and gradient. Vocabulary-parallel: one buffer is logits, exponentials and gradient in turn,
+the gradient is cast (megatron/core/tensor_parallel/cross_entropy.py). In place: the gradient takes the place of logits
+that were never cast (flash_attn's triton cross_entropy_loss). Fused: chunks of tokens (verl's FusedLinearForPPO)."""
+FORWARD_LOGITS = {
+    "eager": (2, 0),
+    "vocab_parallel": (3, 0),
+    "in_place": (0, 3),
+    "in_place_chunked": (0, 2),
+    "fused": (0, 0),
+}
+"""The same without gradients, but with the entropy that log-probabilities are asked for with (verl): a copy of the
+logits beside their exponentials; probabilities and their product with logits, or those of 2,048 tokens at a time."""
 SAMPLING_COPIES = 2
 """Logits of the whole vocabulary in fp64 where tokens are chosen, and their cumulative sum."""
 PACKED_DEVIATIONS = 3
@@ -162,7 +180,7 @@ class Load:
         gradients = self.memory.gradient_bytes * self.held.elements(rows.zero >= 2)
         tokens, with_logits = self.memory.tokens(sequences)
         backward = self._backward(np.ceil(tokens / rows.cp), in_flight)
-        backward["logits"] = self._logits(with_logits / rows.cp, TRAIN_LOGITS_COPIES)
+        backward["logits"] = self._logits(with_logits / rows.cp, UPDATE_LOGITS)
         largest = self._constant("dp.bucket_bytes", BUCKET_BYTES)
         bucket = np.where(rows.dp * rows.cp > 1, np.minimum(gradients, largest), 0.0)
         reducing = bucket > sum(backward.values())
@@ -203,18 +221,19 @@ class Load:
         tokens, with_logits = self.memory.tokens(sequences)
         return {
             "working set": np.ceil(tokens / self.rows.cp) * self.memory.element_bytes * self._working(),
-            "logits": self._logits(with_logits / self.rows.cp, FORWARD_LOGITS_COPIES),
+            "logits": self._logits(with_logits / self.rows.cp, FORWARD_LOGITS),
         }
 
     def _working(self) -> Floats:
         """Elements a token alive at once inside the largest layer of a rank, without autograd."""
         return self._largest(self.widths.working(experts=False), self.widths.working(experts=True))
 
-    def _logits(self, tokens: Floats, copies: int) -> Floats:
+    def _logits(self, tokens: Floats, copies: Mapping[str, tuple[int, int]]) -> Floats:
         """Of the tokens of a micro-batch that have any; a scalar head has one a token."""
-        spec = self.memory.spec
+        spec, (wide, own) = self.memory.spec, copies[self.memory.workload.loss]
+        token_bytes = wide * self.memory.wide_bytes + own * self.memory.element_bytes
         width = 1 if spec.head is Head.SCALAR else -(-spec.vocab // self.rows.tp)
-        return np.where(self.ranks.last, np.ceil(copies * tokens * width * self.memory.wide_bytes), 0.0)
+        return np.where(self.ranks.last, np.ceil(tokens * width * token_bytes), 0.0)
 
     def _gathered(self, work: Work) -> Floats:
         """Whole parameters of the layers at work, and whole gradients of one before they are scattered."""

@@ -39,9 +39,7 @@ class Replicas:
         """
         rows, weight = self.rows, DTYPE_BYTES[self.spec.dtype]
         plain, routed = self._held()
-        whole_s = self._reduce_s(self._copies, plain * self._gradient_bytes)
-        if self.spec.experts:
-            whole_s = whole_s + self._reduce_s(self._expert_copies, routed * self._gradient_bytes)
+        whole_s = self._summed_s(plain * self._gradient_bytes, routed * self._gradient_bytes)
         scatter_s, gather_s = whole_s / 2, whole_s / 2 * weight / self._gradient_bytes
         if not rows.zero.any():
             return {"dp": whole_s, "optimizer": self._optimizer_s(plain, routed)}
@@ -61,7 +59,7 @@ class Replicas:
             return {}
         plain, routed = self._held()
         weight = DTYPE_BYTES[self.spec.dtype]
-        gather_s = self._reduce_s(self._copies, plain * weight) + self._reduce_s(self._expert_copies, routed * weight)
+        gather_s = self._summed_s(plain * weight, routed * weight)
         behind_s = self._constant("dp.overlap") * one["forward"]
         return {"dp": np.where(sharded, micro_batches * np.maximum(gather_s / 2 - behind_s, 0.0), 0.0)}
 
@@ -92,14 +90,26 @@ class Replicas:
         size = DTYPE_BYTES[self.spec.dtype]
         return size if self.spec.dtype == "fp16" else max(size, DTYPE_BYTES["fp32"])
 
-    def _reduce_s(self, ranks: Ints, size_bytes: Floats) -> Floats:
-        """An all-reduce in buckets."""
+    @property
+    def _local_copies(self) -> Ints:
+        """Of the copies of a rank, how many lie on one node."""
         rows = self.rows
+        return np.clip(rows.node // rows.size, 1, rows.dp) * np.clip(rows.node // rows.tp, 1, rows.cp)
+
+    def _summed_s(self, plain_bytes: Floats, routed_bytes: Floats) -> Floats:
+        """All-reduces of what every token passes, and of experts: of these a node has fewer copies, by ep."""
+        summed_s = self._reduce_s(self._copies, self._local_copies, plain_bytes)
+        if not self.spec.experts:
+            return summed_s
+        local = self._local_copies * np.where(self.rows.ep > 1, self.rows.tp, 1) // self.rows.ep
+        return summed_s + self._reduce_s(self._expert_copies, np.maximum(local, 1), routed_bytes)
+
+    def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Floats) -> Floats:
+        """An all-reduce in buckets, among ranks of which a node has `local`."""
+        spans = self.rows.dp_spans | self.rows.cp_spans
         buckets = np.maximum(np.ceil(size_bytes / self._constant("dp.bucket_bytes")), 1.0)
-        local = np.where(rows.dp_spans, np.clip(rows.node // rows.size, 1, rows.dp), 1)
-        return buckets * by_link(
-            self.site, rows.dp_spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, local)
-        )
+        ports = np.where(spans, local, 1)
+        return buckets * by_link(self.site, spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, ports))
 
     def _optimizer_s(self, plain: Floats, routed: Floats) -> Floats:
         """Adam: gradient, master and two moments read, three written, and the weight in its own precision."""

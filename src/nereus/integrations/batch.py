@@ -86,6 +86,7 @@ def workload(found: Imported, this: Step, prompt: Lengths, response: Lengths) ->
         max_response_tokens=int(response.maximum),
         epochs=found.batch.epochs,
         packed=found.batch.unpadded,
+        loss=found.batch.loss,
     )
 
 

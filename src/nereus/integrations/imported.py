@@ -106,6 +106,8 @@ class Batch:
     """Micro-batches are packed by tokens instead of counted in sequences."""
     unpadded: bool = False
     """Sequences of a micro-batch lie end to end instead of being padded to the longest."""
+    loss: str = "eager"
+    """What makes log-probabilities of logits, as `core.workload.LOSSES` names it."""
 
 
 @dataclass(frozen=True, slots=True)

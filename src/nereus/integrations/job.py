@@ -32,6 +32,14 @@ from nereus.integrations.imported import Imported, Part, Refusal, RefusedImportE
 from nereus.integrations.lengths import understood
 
 SCALAR_ROLES = ("critic", "reward")
+LOGITS = {
+    "eager": "logits, probabilities and gradients of a micro-batch are counted in fp32 (no fused loss is assumed)",
+    "vocab_parallel": "logits of a micro-batch are counted as one fp32 buffer and a cast gradient (Megatron's loss)",
+    "in_place": "logits of a micro-batch are counted once in the model's dtype: their gradient replaces them",
+    "in_place_chunked": "logits of a micro-batch are counted once in the model's dtype, entropy in chunks",
+    "fused": "logits of a micro-batch are never whole: its kernels fuse head and loss",
+}
+"""What is assumed of a loss."""
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 
 
@@ -136,7 +144,7 @@ def build(
         capabilities=capabilities(found, workflow),
         plan=placed.plan,
         unplaced=placed.reason,
-        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions, _padding(found)),
+        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions, _padding(found), LOGITS[load.loss]),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
 

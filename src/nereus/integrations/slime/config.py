@@ -114,5 +114,6 @@ def _batch(keys: Keys) -> tuple[Batch, tuple[str, ...]]:
         max_sequence_tokens=keys.integer("--rollout-max-context-len"),
         packed=keys.has("--use-dynamic-batch-size"),
         unpadded=True,
+        loss="vocab_parallel",
     )
     return batch, notes

@@ -130,7 +130,18 @@ def _batch(keys: Keys) -> Batch:
         stream = values["mini_batch"] * (
             keys.integer("async_training.require_batches", default=1, of="batch.stream") or 1
         )
-    return Batch(mini_batch_unit=MiniBatch.PROMPTS, stream_prompts=stream, **values)
+    return Batch(mini_batch_unit=MiniBatch.PROMPTS, stream_prompts=stream, loss=_loss(keys), **values)
+
+
+def _loss(keys: Keys) -> str:
+    """Fused kernels need no logits; else the gradient replaces them where the update asks for no entropy."""
+    if keys.flag(f"{MODEL}.use_fused_kernels", default=False):
+        return "fused"
+    if (keys.number(f"{ACTOR}.entropy_coeff", default=0.0) or 0.0) > 0:
+        return "eager"
+    if _is_megatron(keys, ACTOR):
+        return "vocab_parallel"
+    return "in_place_chunked" if keys.flag(f"{ACTOR}.entropy_from_logits_with_chunking", default=False) else "in_place"
 
 
 def _roles(keys: Keys, algorithm: str | None) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def _batch(asked: Exported) -> dict[str, object]:
         f"{ACTOR}.ppo_mini_batch_size": prompts,
         f"{ACTOR}.ppo_epochs": work.epochs,
         f"{MODEL}.use_remove_padding": work.packed,
+        **({f"{MODEL}.use_fused_kernels": True} if work.loss == "fused" else {}),
         "data.max_prompt_length": int(work.prompt.maximum),
         "data.max_response_length": work.max_response_tokens,
     }
