@@ -32,7 +32,7 @@ def step_s(asked: Problem) -> float:
         return float("inf")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     devices=st.integers(1, 6),
     nodes=st.integers(1, 3),
@@ -74,13 +74,20 @@ def test_what_the_search_promises_the_cost_model_confirms(
 
 
 @settings(max_examples=15, deadline=None)
-@given(devices=st.integers(1, 9), nodes=st.sampled_from([1, 3]), memory=st.floats(5.0, 60.0), five=st.booleans())
+@given(
+    devices=st.integers(1, 9),
+    nodes=st.sampled_from([1, 3]),
+    memory=st.floats(5.0, 60.0),
+    five=st.booleans(),
+    asynchronous=st.booleans(),
+)
 def test_the_objective_of_the_search_is_the_estimate_of_the_placed_plan(
-    devices: int, nodes: int, memory: float, five: bool
+    devices: int, nodes: int, memory: float, five: bool, asynchronous: bool
 ) -> None:
     """Nodes of equal size, so that every shape is looked at."""
     count = devices if nodes == 1 else nodes * -(-devices // nodes)
-    asked = problem(ppo() if five else grpo(), cluster(count, int(memory * 1e6), nodes))
+    workflow = replace(ppo() if five else grpo(), asynchronous=asynchronous)
+    asked = problem(workflow, cluster(count, int(memory * 1e6), nodes))
     model = asked.model()
     choices = Choices(asked, model)
     arrangements = list(choices.arrangements())
@@ -226,7 +233,7 @@ def test_a_plan_on_lost_devices_is_not_kept() -> None:
         judge(asked, current)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(devices=st.integers(1, 4), capacity=st.integers(40_000, 150_000))
 def test_when_nothing_fits_the_capacity_that_is_named_is_enough(devices: int, capacity: int) -> None:
     with pytest.raises(InfeasibleError) as error:
