@@ -30,6 +30,7 @@ from nereus.core import (
 from nereus.integrations import export, job, read_text, schema, stages
 from nereus.integrations.imported import Part
 from nereus.integrations.pinned import stage_layers
+from tests.integrations import texts
 
 SPEC = ModelSpec("llama", 12, 512, 16, 8, 32, 1024, 1000, dtype="bf16", max_positions=8192)
 GENERATION, ACTOR = ModelStage("actor", Stage.GENERATION), ModelStage("actor", Stage.TRAINING)
@@ -133,6 +134,48 @@ def test_a_plan_goes_to_verl_and_back(megatron: bool, data: st.DataObject) -> No
     own = "vocab_parallel" if trained.layout.size > 1 or trained.zero < 3 else "in_place"
     assert made.workload == replace(work, loss="fused" if work.loss == "fused" else own)
     assert set(made.workflow.model_stages) == set(flow.model_stages)
+
+
+def exported(made: job.ImportedJob, framework: str = "verl") -> list[str]:
+    assert made.plan is not None, made.unplaced
+    return export.overrides(framework, made.plan, made.workflow, made.workload, made.cluster)
+
+
+def test_verl_is_given_the_memory_that_generation_allocates() -> None:
+    found = read_text("verl", texts.VERL, "run.sh")
+    built = job.build(found, job.pool(found, "h100"), job.specs(found))
+    lines = dict(line.split("=", 1) for line in exported(built))
+    assert float(lines["actor_rollout_ref.rollout.gpu_memory_utilization"]) == pytest.approx(0.6, abs=2e-3)
+    assert built.plan is not None
+    engine = built.plan.of(GENERATION).candidate
+    assert int(lines["actor_rollout_ref.rollout.max_num_seqs"]) == engine.micro_batch
+    larger = replace(engine, kv_bytes=2 * engine.kv_bytes)
+    others = tuple(a for a in built.plan.assignments if a.candidate.model_stage != GENERATION)
+    plan = replace(built.plan, assignments=(placed(larger), *others), partitions=())
+    with pytest.raises(InfeasibleError, match=r"an engine takes at most 95%: plan with a smaller KV budget"):
+        export.overrides("verl", plan, built.workflow, built.workload, built.cluster)
+
+
+def test_packed_micro_batches_are_budgets_of_tokens_in_verl() -> None:
+    found = read_text("verl", texts.VERL, "run.sh")
+    lengths = {"prompt": Lengths.constant(500), "response": Lengths(1000, 2000, 3072)}
+    built = job.build(found, job.pool(found, "h100"), job.specs(found), **lengths)
+    lines = dict(line.split("=", 1) for line in exported(built))
+    assert lines["actor_rollout_ref.actor.use_dynamic_bsz"] == "True"
+    assert lines["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(500 + 3072)  # two on average are shorter
+    assert lines["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"] == str(500 + 3072)
+
+
+def test_a_critic_of_its_own_micro_batch_is_told_what_openrlhf_can_do() -> None:
+    flow, work = workflow("ppo"), WORK
+    assignments = [placed(Candidate(stage, Layout(), 8, 8, zero=3)) for stage in flow.model_stages]
+    plan = Plan(tuple(
+        replace(a, candidate=replace(a.candidate, micro_batch=4, recompute="full")) if a.candidate.model_stage == CRITIC
+        else a
+        for a in assignments
+    ))  # fmt: skip
+    with pytest.raises(InfeasibleError, match="the actor has 8 and none: .* micro-batch 4 with recompute full"):
+        export.overrides("openrlhf", plan, flow, work, pool(1, 8))
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,6 +11,7 @@ from nereus.core import (
     Assignment,
     Candidate,
     Cluster,
+    DeviceKind,
     Layout,
     ModelSpec,
     ModelStage,
@@ -168,6 +169,15 @@ class _Placer:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def engine_share(workload: Workload, spec: ModelSpec, kind: DeviceKind, candidate: Candidate) -> float:
+    """The share of a device that an engine is to be given for a plan's generation: all that it allocates."""
+    memory = Memory(spec, False, workload, kind)
+    rows, ranks = Rows.of([candidate], spec.layers, node_size=1), Ranks.every(candidate.layout, spec.layers)
+    call = memory.transient(rows, ranks, Work.GENERATE)
+    cache = float(np.max(call["kv cache"] + call["kv growth"]))
+    return (cache + _beside_cache(memory, candidate, spec.layers)) / kind.memory_bytes
 
 
 def _beside_cache(memory: Memory, candidate: Candidate, layers: int) -> int:

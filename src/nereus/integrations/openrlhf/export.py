@@ -45,7 +45,14 @@ def _check(asked: Exported, role: str, candidate: Candidate) -> None:
         if mine != its:
             raise asked.refuse(candidate.model_stage, f"{name} {mine}, the actor has {its}: all roles have the same")
     if role == "critic" and (candidate.micro_batch, candidate.recompute) != (actor.micro_batch, actor.recompute):
-        raise asked.refuse(candidate.model_stage, "micro-batch and recomputation are the actor's")
+        micro = min(candidate.micro_batch, actor.micro_batch)
+        recompute = "full" if "full" in (candidate.recompute, actor.recompute) else "none"
+        raise asked.refuse(
+            candidate.model_stage,
+            f"micro-batch {candidate.micro_batch} and recompute {candidate.recompute}, the actor has "
+            f"{actor.micro_batch} and {actor.recompute}: one flag sets both; what fits both is micro-batch {micro} "
+            f"with recompute {recompute}",
+        )
 
 
 def _pools(asked: Exported, roles: Mapping[str, Candidate]) -> list[str]:

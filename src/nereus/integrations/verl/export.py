@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from nereus.core import Candidate, Stage
+from nereus.core import Candidate, Stage, Workload
 from nereus.integrations.export import Exported
+from nereus.integrations.pinned import engine_share
 from nereus.integrations.verl.config import ACTOR, MODEL, REF, ROLLOUT
 
+MOST_SHARE = 0.95
+"""Of a device's memory: beyond it an engine has no room for what it does not count."""
 OVERRIDE = "override_transformer_config"
 STAGES = {
     "first": f"{OVERRIDE}.num_layers_in_first_pipeline_stage",
@@ -24,7 +28,7 @@ def lines(asked: Exported) -> list[str]:
     for role, candidate in roles.items():
         asked.whole_shares(candidate, updated=role != "reference")
         section = {"actor": ACTOR, "reference": REF, "critic": "critic"}[role]
-        found |= _common(role, section, candidate, strategy)
+        found |= _common(asked, role, section, candidate, strategy)
         found |= _megatron(asked, section, candidate) if strategy == "megatron" else _fsdp(asked, role, candidate)
     return [f"{key}={value}" for key, value in found.items()]
 
@@ -84,6 +88,7 @@ def _batch(asked: Exported) -> dict[str, object]:
         f"{ACTOR}.ppo_mini_batch_size": prompts,
         f"{ACTOR}.ppo_epochs": work.epochs,
         f"{MODEL}.use_remove_padding": work.packed,
+        f"{ACTOR}.use_dynamic_bsz": work.packed,
         **({f"{MODEL}.use_fused_kernels": True} if work.loss == "fused" else {}),
         "data.max_prompt_length": int(work.prompt.maximum),
         "data.max_response_length": work.max_response_tokens,
@@ -106,16 +111,40 @@ def _generation(asked: Exported) -> dict[str, object]:
     candidate = asked.of("actor", Stage.GENERATION)
     assert candidate is not None
     asked.whole_shares(candidate, updated=False)
+    kinds = [asked.cluster.kind(device) for device in asked.devices(candidate.model_stage)]
+    live = candidate.micro_batch if candidate.kv_bytes else asked.workload.sequences // candidate.dp
+    least = min(kinds, key=lambda kind: kind.memory_bytes)
+    share = engine_share(asked.workload, asked.spec(candidate), least, candidate)
+    if share > MOST_SHARE:
+        raise asked.refuse(
+            candidate.model_stage,
+            f"its weights, cache and working space are {share:.0%} of a {least.name}, an engine takes at most "
+            f"{MOST_SHARE:.0%}: plan with a smaller KV budget",
+        )
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": candidate.layout.tp,
         f"{ROLLOUT}.pipeline_model_parallel_size": candidate.layout.pp,
+        f"{ROLLOUT}.gpu_memory_utilization": math.ceil(share * 1000) / 1000,
+        f"{ROLLOUT}.max_num_seqs": candidate.micro_batch
+        if candidate.kv_bytes
+        else asked.workload.sequences // candidate.dp,
     }
 
 
-def _common(role: str, section: str, candidate: Candidate, strategy: str) -> dict[str, object]:
-    micro = "log_prob_micro_batch_size_per_gpu" if role == "reference" else "ppo_micro_batch_size_per_gpu"
+def _common(asked: Exported, role: str, section: str, candidate: Candidate, strategy: str) -> dict[str, object]:
+    trained = role != "reference"
+    micro = "ppo_micro_batch_size_per_gpu" if trained else "log_prob_micro_batch_size_per_gpu"
     found: dict[str, object] = {f"{section}.{micro}": candidate.micro_batch}
-    return found if role == "reference" else found | {f"{section}.strategy": strategy}
+    if asked.workload.packed:
+        budget = "ppo_max_token_len_per_gpu" if trained else "log_prob_max_token_len_per_gpu"
+        found[f"{section}.{budget}"] = _tokens(asked.workload, candidate)
+    return found | {f"{section}.strategy": strategy} if trained else found
+
+
+def _tokens(work: Workload, candidate: Candidate) -> int:
+    """Tokens of a packed micro-batch on one of the devices that share it: those it holds on average, or the longest."""
+    mean, longest = (getattr(work.prompt, of) + getattr(work.response, of) for of in ("mean", "maximum"))
+    return math.ceil(max(candidate.micro_batch * mean, longest) / candidate.cp)
 
 
 def _fsdp(asked: Exported, role: str, candidate: Candidate) -> dict[str, object]:
