@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 import pytest
@@ -67,3 +69,54 @@ def test_positions_stay_on_the_node_that_the_plan_gave_them() -> None:
     assert [{nodes[device] for device in unit.devices} for unit in goal] == [{0}, {1}]
     mixed = place(start, wanted, {ACTOR: even()})
     assert moved(start, mixed, even()) < moved(start, goal, even())
+
+
+def test_nodes_change_places_whole_when_less_moves() -> None:
+    """Two replicas of eight-way TP over two nodes become one over four: nothing has to cross a node."""
+    nodes = {device: device // 8 for device in range(32)}
+    start = EMUSet(units(ACTOR, Layout(8, 2), *range(32)))
+    (goal,) = place(start, plan(assign(ACTOR, Layout(8, 4), *range(32))), {ACTOR: even()}, nodes)
+    assert moved(start, EMUSet((goal,)), even()) == 0
+    runs = [goal.devices[i : i + 8] for i in range(0, 32, 8)]
+    assert all(len({nodes[device] for device in run}) == 1 for run in runs)
+
+
+def test_nodes_of_different_kinds_do_not_change_places() -> None:
+    nodes = {device: device // 8 for device in range(32)}
+    kinds = {device: "slow" if device < 16 else "fast" for device in nodes}
+    start = EMUSet(units(ACTOR, Layout(8, 2), *range(32)))
+    wanted = plan(assign(ACTOR, Layout(8, 4), *range(32)))
+    (goal,) = place(start, wanted, {ACTOR: even()}, nodes, kinds)
+    assert {kinds[device] for device in goal.devices[:16]} == {"slow"}
+    assert moved(start, EMUSet((goal,)), even()) > 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_as_good_as_trying_every_order_of_nodes_and_every_order_within_them(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = decoder(layers=2, heads=4)
+    nodes = {device: device // 2 for device in range(6)}
+    first = random_plan(rng, {ACTOR: schema}, range(6))
+    second = random_plan(rng, {ACTOR: schema}, range(6), first)
+    start, layout = expand(first), second.assignments[0].candidate.layout
+    pool = [device for unit in second.assignments[0].units for device in unit]
+    found = place(start, second, {ACTOR: schema}, nodes)
+    together = Counter(frozenset(places) for places in _on_nodes(pool, nodes).values())
+    kept = {unit.devices for unit in found} & {unit.devices for unit in start}
+    dealt = [device for unit in found for device in unit.devices]
+    if not kept:
+        assert Counter(frozenset(places) for places in _on_nodes(dealt, nodes).values()) == together
+    best = min(
+        moved(start, EMUSet(units(ACTOR, layout, *order)), schema)
+        for order in permutations(pool)
+        if Counter(frozenset(places) for places in _on_nodes(order, nodes).values()) == together
+    )
+    assert moved(start, found, schema) == best
+
+
+def _on_nodes(order: Sequence[int], nodes: Mapping[int, int]) -> dict[int, list[int]]:
+    """Node → the places of the plan on it."""
+    found: dict[int, list[int]] = {}
+    for index, device in enumerate(order):
+        found.setdefault(nodes[device], []).append(index)
+    return found

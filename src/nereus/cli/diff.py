@@ -31,7 +31,7 @@ def diff(
     overrides: Overrides = None,
     lost: Annotated[str, typer.Option(help="Devices that are gone, such as 4,8-15.", metavar="DEVICES")] = "",
     across: Annotated[
-        bool, typer.Option("--across-nodes", help="Positions may go to other nodes than the plan names, to move less.")
+        bool, typer.Option("--across-nodes", help="Positions of one node may be torn apart, to move less.")
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="One line for each primitive.")] = False,
     trace_file: Annotated[

@@ -34,7 +34,7 @@ from nereus.cost.step import StepModel
 from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
-from nereus.transition.compile import compile
+from nereus.transition.compile import compile, connect
 from nereus.transition.estimate import estimate as estimate_transition
 
 
@@ -109,8 +109,13 @@ class Outlook:
         pool = self.cluster
         capacity = {device: self._problem(baseline).usable_bytes(device) for device in pool.ids}
         node_of = {device.id: device.node for device in pool.devices}
-        dag = compile(state.units, plan, self.schemas, capacity, node_of=node_of)
+        kind_of = {device.id: device.kind for device in pool.devices}
+        dag = compile(state.units, plan, self.schemas, capacity, node_of=node_of, kind_of=kind_of)
         placed = settled(plan, dag.goal)
+        if misfit(self._problem(baseline), self.model, placed) is not None:
+            # Dealt to move least, positions that the plan had kept apart have met on one device.
+            dag = connect(state.units, expand(plan), self.schemas, capacity)
+            placed = settled(plan, dag.goal)
         return Proposal(
             plan=placed,
             units=dag.goal,

@@ -62,7 +62,7 @@ class Asked:
     outcome: Outcome | None = None
     """What the transition took when a run made it."""
     across: bool = False
-    """Whether a position may go to any device of its model-stage, not only to those of the node that the plan names."""
+    """Whether positions that the plan puts on one node may be torn apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def diff(asked: Asked) -> Diff:
     found = estimate(dag, held, problem.cluster, problem.calibration)
     total = Moved("all", found.link_bytes, found.minimum_bytes, found.composed_bytes)
     if total.moved_bytes > total.minimum_bytes and not asked.across:
-        notes.append("M* lets positions cross nodes; here each stays on the node that the plan names")
+        notes.append("M* lets positions cross nodes; here those that the plan puts on one node stay together")
     return Diff(
         names=asked.names,
         changes=changes(asked.before, asked.after),
@@ -255,7 +255,8 @@ def diff(asked: Asked) -> Diff:
 def _way(asked: Asked, start: EMUSet, held: Mapping[ModelStage, StateSchema]) -> TransitionDAG:
     """The transition; positions are dealt so that least moves."""
     node_of = {device.id: device.node for device in asked.problem.cluster.devices}
-    goal = place(start, asked.after, held, None if asked.across else node_of)
+    kind_of = {device.id: device.kind for device in asked.problem.cluster.devices}
+    goal = place(start, asked.after, held, None if asked.across else node_of, kind_of)
     return _connected(asked, start, goal, held)
 
 

@@ -18,9 +18,10 @@ def compile(
     capacity: Mapping[int, int],
     other_bytes: Mapping[int, int] | None = None,
     node_of: Mapping[int, int] | None = None,
+    kind_of: Mapping[int, str] | None = None,
 ) -> TransitionDAG:
     """The transition from `start` to `plan`. Raises InfeasibleError when memory allows no order of its steps."""
-    goal = place(start, plan, schemas, node_of)
+    goal = place(start, plan, schemas, node_of, kind_of)
     return connect(start, goal, schemas, capacity, other_bytes)
 
 
