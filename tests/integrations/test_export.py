@@ -174,7 +174,7 @@ def test_a_critic_of_its_own_micro_batch_is_told_what_openrlhf_can_do() -> None:
         else a
         for a in assignments
     ))  # fmt: skip
-    with pytest.raises(InfeasibleError, match="the actor has 8 and none: .* micro-batch 4 with recompute full"):
+    with pytest.raises(InfeasibleError, match=r"the actor has 8 and none: .* micro-batch 4 with recompute full"):
         export.overrides("openrlhf", plan, flow, work, pool(1, 8))
 
 

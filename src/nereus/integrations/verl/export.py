@@ -125,9 +125,7 @@ def _generation(asked: Exported) -> dict[str, object]:
         f"{ROLLOUT}.tensor_model_parallel_size": candidate.layout.tp,
         f"{ROLLOUT}.pipeline_model_parallel_size": candidate.layout.pp,
         f"{ROLLOUT}.gpu_memory_utilization": math.ceil(share * 1000) / 1000,
-        f"{ROLLOUT}.max_num_seqs": candidate.micro_batch
-        if candidate.kv_bytes
-        else asked.workload.sequences // candidate.dp,
+        f"{ROLLOUT}.max_num_seqs": live,
     }
 
 
@@ -143,7 +141,7 @@ def _common(asked: Exported, role: str, section: str, candidate: Candidate, stra
 
 def _tokens(work: Workload, candidate: Candidate) -> int:
     """Tokens of a packed micro-batch on one of the devices that share it: those it holds on average, or the longest."""
-    mean, longest = (getattr(work.prompt, of) + getattr(work.response, of) for of in ("mean", "maximum"))
+    mean, longest = work.prompt.mean + work.response.mean, work.prompt.maximum + work.response.maximum
     return math.ceil(max(candidate.micro_batch * mean, longest) / candidate.cp)
 
 
