@@ -233,8 +233,8 @@ def test_a_plan_on_lost_devices_is_not_kept() -> None:
         judge(asked, current)
 
 
-@settings(max_examples=4, deadline=None)
-@given(devices=st.integers(1, 4), capacity=st.integers(40_000, 150_000))
+@settings(max_examples=2, deadline=None)
+@given(devices=st.integers(1, 3), capacity=st.integers(40_000, 150_000))
 def test_when_nothing_fits_the_capacity_that_is_named_is_enough(devices: int, capacity: int) -> None:
     with pytest.raises(InfeasibleError) as error:
         search(problem(ppo(), cluster(devices, capacity)))
