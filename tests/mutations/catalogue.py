@@ -109,6 +109,34 @@ TRANSITIONS = (
         "pass",
         "tests/engine/test_executor.py::test_a_destroy_waits_for_the_commit_of_what_reads_its_unit",
     ),
+    Mutation(
+        "leave every node's positions where the plan names them",
+        "transition/place.py",
+        "if worth.trace() < worth.max(axis=1).sum():",
+        "if False:",
+        "tests/transition/test_place.py::test_nodes_change_places_whole_when_less_moves",
+    ),
+    Mutation(
+        "let nodes of different kinds change places",
+        "transition/place.py",
+        'kind_of.get(device, "")',
+        '""',
+        "tests/transition/test_place.py::test_nodes_of_different_kinds_do_not_change_places",
+    ),
+    Mutation(
+        "deal positions by what the plan names, whatever is held",
+        "transition/place.py",
+        "self._overlaps(*key[:2]) * 2",
+        "self._overlaps(*key[:2]) * 0",
+        "tests/paper/test_fig6.py::test_an_execution_moves_the_least_and_every_bit_arrives",
+    ),
+    Mutation(
+        "gather on the devices that stay only in the paper's composition",
+        "transition/estimate.py",
+        "unit.layout.size // sub.size * copy",
+        "copy",
+        "tests/paper/test_fig6.py::test_least_and_composed_bytes_are_the_oracles",
+    ),
 )
 
 TRAINER = (
