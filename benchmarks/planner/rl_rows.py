@@ -17,6 +17,10 @@ from nereus.families.models import named
 
 MODELS = {"DeepSeek V3": "DeepSeek-V3", "Qwen3-235B": "Qwen3-235B-A22B", "Qwen3-30B3A": "Qwen3-30B-A3B"}
 MACHINES = {"H100": "h100", "GB200": "gb200"}
+RECOMPUTED = ("Qwen3-235B", "DeepSeek V3")
+"""Models whose recipes recompute activations (examples/configs/recipes/llm/performance of NVIDIA-NeMo/RL)."""
+UNPACKED = (("DeepSeek V3", "GB200"),)
+"""Recipes that turn packing off."""
 PROMPT_TOKENS = 100
 """Of a problem of the mathematics sets that these jobs train on, about."""
 ANSWERS = 32
@@ -71,7 +75,7 @@ def _row(line: Mapping[str, str], system: str) -> RLRow:
         response,
         mini_batch=int(line["train_gbs"]),
         max_response_tokens=int(longest),
-        packed=True,
+        packed=(line["model"], system) not in UNPACKED,
     )
     plan = Plan(tuple(_placed(line, stage, devices, precision) for stage in workflow.model_stages))
     label = f"{line['algorithm']} {line['model']} {system} x{devices}"
@@ -85,18 +89,24 @@ def _verified(workflow: Workflow) -> Workflow:
 
 
 def _placed(line: Mapping[str, str], stage: ModelStage, devices: int, precision: str) -> Assignment:
-    """Every model-stage on all devices; a packed micro-batch has room for one sequence of the greatest length."""
+    """Every model-stage on all devices, on the host while others work.
+
+    A packed micro-batch has room for one sequence of the greatest length.
+    """
     if stage.stage.value == "generation":
         tp, pp = json.loads(line["gen_tp_pp"])
         dp = devices // (tp * pp)
-        candidate = Candidate(stage, Layout(tp, pp), dp, micro_batch=-(-int(line["gen_gbs"]) // dp))
+        candidate = Candidate(stage, Layout(tp, pp), dp, micro_batch=-(-int(line["gen_gbs"]) // dp), offload=True)
     else:
         tp, cp, ep, pp, vpp = (int(each) if each.isdigit() else 1 for each in _degrees(line))
         layout, dp = Layout(tp, pp), devices // (tp * cp * pp)
-        fits = int(float(line["train_max_seq"]) // float(line["gen_avg_seq"]))
+        packed = (line["model"], line["system"].split()[0]) not in UNPACKED
+        fits = int(float(line["train_max_seq"]) // float(line["gen_avg_seq"])) if packed else 1
+        again = "full" if line["model"] in RECOMPUTED and stage.stage.value == "training" else "none"
         candidate = Candidate(
-            stage, layout, dp, fits, zero=1, cp=cp, ep=ep, vpp=vpp, sequence_parallel=tp > 1, precision=precision
-        )
+            stage, layout, dp, fits, again, offload=True, zero=1, cp=cp, ep=ep, vpp=vpp, sequence_parallel=tp > 1,
+            precision=precision,
+        )  # fmt: skip
     size = candidate.layout.size * candidate.cp
     return Assignment(candidate, tuple(tuple(range(i * size, (i + 1) * size)) for i in range(candidate.dp)))
 

@@ -104,3 +104,9 @@ def test_only_products_of_layers_run_in_fp8() -> None:
 def test_low_precision_reaches_its_own_share_of_its_peak() -> None:
     rates = Rates.of(replace(KIND, constants={"gemm.low_share": 0.8}), "fp8")
     assert (rates.flops_per_s, rates.wide.flops_per_s) == (1.6e12, 1e12)
+
+
+def test_a_device_without_low_precision_reads_low_weights_and_computes_in_bf16() -> None:
+    older = replace(KIND, peak_flops={"bf16": 1e12, "fp32": 1e11})
+    rates = Rates.of(older, "fp8")
+    assert (rates.flops_per_s, rates.wide.flops_per_s, rates.low_bytes) == (1e12, 1e12, 1.0)

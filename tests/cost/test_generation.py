@@ -95,6 +95,18 @@ def test_a_latent_cache_is_read_once_for_all_heads() -> None:
     assert grouped.token_bytes[0] == 32 * 2 * 8 * 128 * 2
 
 
+@pytest.mark.parametrize(
+    ("tp", "node", "share"), [(8, 8, 0.25), (4, 64, 0.25), (16, 64, 1.0), (16, 8, 1.0), (8, 4, 1.0)]
+)
+def test_an_engine_reduces_by_itself_among_few_ranks_of_one_host(tp: int, node: int, share: float) -> None:
+    live = np.array([16.0])
+    own, library = (
+        Engine(LLAMA, rows(tp=tp, node_size=node), site(constants={"generation.reduce": reduce})).step(live, live)
+        for reduce in (0.25, 1.0)
+    )
+    assert own.reduce == pytest.approx(share * library.reduce)
+
+
 def test_waves_repeat_the_tail_and_refilling_does_not() -> None:
     one_bytes = 32 * 2 * 8 * 128 * 2 * 5120
     waves = seconds(micro_batch=32, kv_bytes=32 * one_bytes, where=site(constants={"generation.refill": 0.0}))

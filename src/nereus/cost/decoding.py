@@ -24,6 +24,7 @@ START = MappingProxyType(
     {
         "generation.launches": 1.0,
         "generation.reduce": 1.0,
+        "generation.reduce_ranks": 8.0,
         "generation.step_s": 0.0,
         "generation.sequence_s": 0.0,
         "generation.refill": 0.0,
@@ -98,13 +99,19 @@ class Engine:
     def step(self, live: Floats, context: Floats) -> Parts:
         """One more token of `live` sequences, each with `context` tokens cached."""
         block = Block(self.spec, self.rows, self.site, MicroBatch(live, np.ones_like(live), live))
-        return self._parts(block, self._cached_s(live, context), self["generation.launches"], self["generation.reduce"])
+        return self._parts(block, self._cached_s(live, context), self["generation.launches"], self._own_reduce())
+
+    def _own_reduce(self) -> Floats:
+        """A decode step's all-reduce over the library's: engines have one of their own for a few ranks of a host."""
+        rows = self.rows
+        within = ~rows.tp_spans & (rows.tp <= self["generation.reduce_ranks"])
+        return np.where(within, self["generation.reduce"], 1.0)
 
     def between_s(self, live: Floats) -> Floats:
         """What the scheduler takes after a step."""
         return self["generation.step_s"] + self["generation.sequence_s"] * live
 
-    def _parts(self, block: Block, attention: Floats, launches: float, reduce: float) -> Parts:
+    def _parts(self, block: Block, attention: Floats, launches: float, reduce: Floats | float) -> Parts:
         spec, rates, zeros = self.spec, self.site.rates, np.zeros(np.shape(block.tokens))
         dense = block.matrices_s(False) + attention + block.elementwise_s(False)
         routed = block.matrices_s(True) + attention + block.elementwise_s(True) if spec.experts else zeros

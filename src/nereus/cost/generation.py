@@ -19,6 +19,7 @@ import numpy as np
 from nereus.core import Lengths, ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.decoding import Engine, Parts
+from nereus.cost.held import split_layers
 from nereus.cost.lengths import GROUPS, decode_profile
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
@@ -119,8 +120,7 @@ def _occupied(workload: Workload) -> float:
 
 def _rank_s(name: str, parts: Parts, rank: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
     """What one pp rank does in all passes together."""
-    dense = np.clip(spec.dense_layers - rank.before, 0, rank.layers) if spec.experts else rank.layers
-    routed = rank.layers - dense
+    dense, routed = split_layers(spec, rank)
     neighbours = np.where(rows.pp > 1, 2 - rank.first - rank.last, 0)
     # A message each way for each pass, and the chosen token back to the first pp rank.
     returns = (rows.pp > 1) * (name == "decode")

@@ -54,7 +54,5 @@ class Held:
 
 def split_layers(spec: ModelSpec, ranks: Ranks) -> tuple[Ints, Ints]:
     """Layers of a rank without and with experts; the dense ones lead."""
-    if not spec.experts:
-        return ranks.layers, np.zeros_like(ranks.layers)
-    dense = np.clip(spec.dense_layers - ranks.before, 0, ranks.layers)
+    dense = ranks.dense(spec)
     return dense, ranks.layers - dense

@@ -67,11 +67,15 @@ class Rates:
 
     @classmethod
     def of(cls, kind: DeviceKind, precision: str) -> Rates:
-        """The rates of a kind of device; its slowest precision when it does not name this one."""
+        """The rates of a kind of device; its slowest precision when it does not name this one.
+
+        A kind without fp8 or fp4 keeps weights in it and widens them for its products.
+        """
         peak, wide = kind.peak_flops.get(precision) or min(kind.peak_flops.values()), 0.0
         if precision in LOW:
-            peak *= kind.constants.get("gemm.low_share", START["gemm.low_share"])
             wide = kind.peak_flops.get("bf16", 0.0)
+            low_share = kind.constants.get("gemm.low_share", START["gemm.low_share"])
+            peak = low_share * peak if precision in kind.peak_flops else wide or peak
         constants = tuple(sorted(kind.constants.items()))
         rates = (peak * kind.speed, kind.memory_bytes_per_s * kind.speed, kind.launch_s / kind.speed)
         return cls(*rates, constants, wide * kind.speed, LOW.get(precision, 0.0))

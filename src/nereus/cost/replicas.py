@@ -10,8 +10,9 @@ import numpy as np
 
 from nereus.core import DTYPE_BYTES, ModelSpec
 from nereus.cost.collectives import all_reduce_s, by_link
+from nereus.cost.held import Held
 from nereus.cost.kernels import stream_s
-from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
+from nereus.cost.parameters import TENSORS_PER_LAYER
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
@@ -38,51 +39,30 @@ class Replicas:
         the gradients of every micro-batch.
         """
         rows, weight = self.rows, DTYPE_BYTES[self.spec.dtype]
-        plain, routed = self._held()
-        whole_s = self._summed_s(plain * self._gradient_bytes, routed * self._gradient_bytes)
+        held = self._held()
+        whole_s = self._summed_s(held, self._gradient_bytes)
         scatter_s, gather_s = whole_s / 2, whole_s / 2 * weight / self._gradient_bytes
         if not rows.zero.any():
-            return {"dp": whole_s, "optimizer": self._optimizer_s(plain, routed)}
+            return {"dp": whole_s, "optimizer": self._optimizer_s(held.elements(rows.zero > 0))}
         share = self._constant("dp.overlap")
         forward_s, backward_s = share * one["forward"], share * one["backward"]
         once_s = np.maximum(scatter_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
         every_s = np.maximum(scatter_s + gather_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
         dp_s = np.where(rows.zero == 0, whole_s, np.where(rows.zero < 3, once_s, micro_batches * every_s))
-        plain = plain / np.where(rows.zero, self._copies, 1)
-        routed = routed / np.where(rows.zero, self._expert_copies, 1)
-        return {"dp": dp_s, "optimizer": self._optimizer_s(plain, routed)}
+        return {"dp": dp_s, "optimizer": self._optimizer_s(held.elements(rows.zero > 0))}
 
     def gather(self, one: Mapping[str, Floats], micro_batches: Ints) -> dict[str, Floats]:
         """What sharded parameters (ZeRO-3) cost forward passes alone."""
         sharded = self.rows.zero == 3
         if not sharded.any():
             return {}
-        plain, routed = self._held()
-        weight = DTYPE_BYTES[self.spec.dtype]
-        gather_s = self._summed_s(plain * weight, routed * weight)
+        gather_s = self._summed_s(self._held(), DTYPE_BYTES[self.spec.dtype])
         behind_s = self._constant("dp.overlap") * one["forward"]
         return {"dp": np.where(sharded, micro_batches * np.maximum(gather_s / 2 - behind_s, 0.0), 0.0)}
 
-    def _held(self) -> tuple[Floats, Floats]:
-        """Elements on a device: what every token passes, and routed experts."""
-        spec, ranks = self.spec, self.ranks
-        parts = parameters(spec, self.rows.tp, self.rows.ep)
-        dense = ranks.dense(spec)
-        tied = ranks.last & ~ranks.first & spec.tied_embeddings
-        plain = dense * parts.dense_layer + (ranks.first | tied) * parts.first_rank + ranks.last * parts.last_rank
-        if spec.experts:
-            plain = plain + (ranks.layers - dense) * parts.outside_experts
-        return plain.astype(float), ((ranks.layers - dense) * parts.routed_experts).astype(float)
-
-    @property
-    def _copies(self) -> Ints:
-        return self.rows.dp * self.rows.cp
-
-    @property
-    def _expert_copies(self) -> Ints:
-        """Replicas of an expert; the tp ranks are among those that ep hands whole experts to."""
-        rows = self.rows
-        return np.asarray(np.maximum(self._copies * np.where(rows.ep > 1, rows.tp, 1) // rows.ep, 1))
+    def _held(self) -> Held:
+        """Elements and copies of what a device holds."""
+        return Held.of(self.spec, self.rows, self.ranks)
 
     @property
     def _gradient_bytes(self) -> int:
@@ -94,28 +74,28 @@ class Replicas:
     def _local_copies(self) -> Ints:
         """Of the copies of a rank, how many lie on one node."""
         rows = self.rows
-        return np.clip(rows.node // rows.size, 1, rows.dp) * np.clip(rows.node // rows.tp, 1, rows.cp)
+        return np.asarray(np.clip(rows.node // rows.size, 1, rows.dp) * np.clip(rows.node // rows.tp, 1, rows.cp))
 
-    def _summed_s(self, plain_bytes: Floats, routed_bytes: Floats) -> Floats:
+    def _summed_s(self, held: Held, element_bytes: int) -> Floats:
         """All-reduces of what every token passes, and of experts: of these a node has fewer copies, by ep."""
-        summed_s = self._reduce_s(self._copies, self._local_copies, plain_bytes)
+        summed_s = self._reduce_s(held.dense_replicas, self._local_copies, element_bytes * held.dense)
         if not self.spec.experts:
             return summed_s
-        local = self._local_copies * np.where(self.rows.ep > 1, self.rows.tp, 1) // self.rows.ep
-        return summed_s + self._reduce_s(self._expert_copies, np.maximum(local, 1), routed_bytes)
+        local = np.maximum(self._local_copies * np.where(self.rows.ep > 1, self.rows.tp, 1) // self.rows.ep, 1)
+        return summed_s + self._reduce_s(held.expert_replicas, local, element_bytes * held.experts)
 
-    def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Floats) -> Floats:
+    def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Ints) -> Floats:
         """An all-reduce in buckets, among ranks of which a node has `local`."""
         spans = self.rows.dp_spans | self.rows.cp_spans
         buckets = np.maximum(np.ceil(size_bytes / self._constant("dp.bucket_bytes")), 1.0)
         ports = np.where(spans, local, 1)
         return buckets * by_link(self.site, spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, ports))
 
-    def _optimizer_s(self, plain: Floats, routed: Floats) -> Floats:
+    def _optimizer_s(self, elements: Floats) -> Floats:
         """Adam: gradient, master and two moments read, three written, and the weight in its own precision."""
         element_bytes, ranks = DTYPE_BYTES[self.spec.dtype], self.ranks
         wide = max(element_bytes, DTYPE_BYTES["fp32"])
-        traffic_s = stream_s(self.site.rates, (plain + routed) * (7.0 * wide + element_bytes))
+        traffic_s = stream_s(self.site.rates, elements * (7.0 * wide + element_bytes))
         layers = ranks.layers + (ranks.first + 2 * ranks.last) / TENSORS_PER_LAYER
         return np.hypot(traffic_s, self._constant("optimizer.kernels") * layers * self.site.rates.launch_s)
 

@@ -9,7 +9,7 @@ Many rows share the sizes of their micro-batches: layers are priced once for eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -61,7 +61,7 @@ class Pipeline:
         rows = self.rows
         size = np.minimum(rows.micro_batch, share)
         full, rest = np.divmod(share, size)
-        ranks = _stacked(Ranks.ends(rows, self.spec.layers))
+        ranks = Ranks.stacked(rows, self.spec.layers)
         one = self._micro_batch(size, ranks)
         total = {name: full * seconds for name, seconds in one.items()}
         if rest.any():
@@ -144,11 +144,6 @@ class Pipeline:
 
     def _constant(self, name: str) -> float:
         return self.site.rates.named.get(name, START[name])
-
-
-def _stacked(ends: tuple[Ranks, ...]) -> Ranks:
-    """Kinds of pp ranks as a first axis."""
-    return Ranks(*(np.array([getattr(rank, field.name) for rank in ends]) for field in fields(Ranks)))
 
 
 def _distinct(size: Ints, rows: Rows) -> tuple[Ints, Ints]:
