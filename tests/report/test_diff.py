@@ -11,9 +11,11 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from nereus.controller.outlook import Outlook
 from nereus.core import (
     Calibration,
     Capabilities,
+    ControllerState,
     InfeasibleError,
     Plan,
     expand,
@@ -23,7 +25,20 @@ from nereus.engine.transports.memory import execute
 from nereus.planning.problem import Problem
 from nereus.report import diff_page, diff_tree, trace
 from nereus.report.diff import Asked, Diff, diff
-from tests.cost.jobs import ACTOR, GENERATION, REFERENCE, SMALL, TINY, WORKLOAD, assignment, cluster, grpo, plan
+from tests.cost.jobs import (
+    ACTOR,
+    CRITIC,
+    GENERATION,
+    REFERENCE,
+    SMALL,
+    TINY,
+    WORKLOAD,
+    assignment,
+    cluster,
+    grpo,
+    plan,
+    ppo,
+)
 from tests.oracles.cut import lacks_bytes
 from tests.support.worlds import filled
 
@@ -225,3 +240,42 @@ def test_json_holds_the_goal_and_the_ratios() -> None:
     assert data["bytes"]["all"]["moved_over_minimum"] == SHOWN.total.moved_bytes / SHOWN.total.minimum_bytes
     assert len(data["goal"]["units"]) == len(expand(AFTER).units)
     assert data["step_s"]["after"] > 0
+
+
+def apart(memory_bytes: int) -> tuple[Plan, Plan, Problem]:
+    """The critic's embedding lies beside the actor's logits (last pp rank) before, and on another device after."""
+    flow = ppo(replace(TINY, vocab=20_000))
+    after = plan(*(assignment(ms, pp=2) for ms in flow.model_stages))
+    critic = replace(after.of(CRITIC), units=((1, 0),))
+    before = plan(*(critic if a.candidate.model_stage == CRITIC else a for a in after.assignments))
+    pool = cluster(2, memory_bytes, constants={"context.bytes": 0.0, "workspace.bytes": 0.0})
+    return before, after, Problem(flow, WORKLOAD, pool, Capabilities(), headroom=0.0)
+
+
+def between_peaks() -> int:
+    """A capacity that the plan before exceeds and the plan after does not."""
+    before, after, problem = apart(10**12)
+    model = problem.model()
+    most, least = (max(peak.bytes for peak in model.peaks(each).values()) for each in (before, after))
+    assert most > least
+    return (most + least) // 2
+
+
+def test_positions_that_the_plan_keeps_apart_do_not_meet_on_one_device() -> None:
+    """Keeping the unit where it is would move nothing, but then its plan would not fit."""
+    before, after, roomy = apart(10**12)
+    assert not diff(Asked(("A", "B"), before, after, roomy)).steps
+    shown = diff(Asked(("A", "B"), before, after, apart(between_peaks())[2]))
+    assert [step.model_stage for step in shown.steps] == ["critic/training"] * len(shown.steps) != []
+    assert shown.dag.goal.of(CRITIC)[0].devices == (0, 1)
+    assert "positions are those that the plan names" in text(shown)
+
+
+def test_the_controller_keeps_them_apart_too() -> None:
+    before, after, problem = apart(between_peaks())
+    outlook = Outlook(
+        problem.workflow, Capabilities(), schemas(problem.workflow), problem.cluster, WORKLOAD, Calibration(), 0.0, 8
+    )
+    state = ControllerState(before, expand(before), problem.cluster, problem.cluster, WORKLOAD)
+    proposal = outlook._proposal(state, after, before)
+    assert proposal.units.of(CRITIC)[0].devices == (0, 1)
