@@ -123,6 +123,16 @@ def test_a_larger_kv_budget_never_takes_longer() -> None:
     assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_a_token_crosses_every_boundary_once_and_returns(pp: int) -> None:
+    """With a second a message: pp - 1 for the prompts' pass, pp for each of 100 tokens."""
+    workload = Workload(8, 1, Lengths.constant(16), Lengths.constant(100), 8, 100)
+    fast = site(constants={"generation.refill": 0.0})
+    slow = replace(fast, intra=replace(fast.intra, latency_s=fast.intra.latency_s + 1))
+    extra_s = seconds(workload=workload, where=slow, pp=pp) - seconds(workload=workload, where=fast, pp=pp)
+    assert extra_s == pytest.approx(pp - 1 + 100 * pp)
+
+
 def test_pp_ranks_take_turns() -> None:
     one, two = (generate(LLAMA, rows(pp=pp), WORKLOAD, site()) for pp in (1, 2))
     # The work is the same, halved for each rank, and every token waits for the other rank.

@@ -121,14 +121,14 @@ def _occupied(workload: Workload) -> float:
 def _rank_s(name: str, parts: Parts, rank: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
     """What one pp rank does in all passes together."""
     dense, routed = split_layers(spec, rank)
-    neighbours = np.where(rows.pp > 1, 2 - rank.first - rank.last, 0)
-    # A message each way for each pass, and the chosen token back to the first pp rank.
-    returns = (rows.pp > 1) * (name == "decode")
+    # Each rank but the last sends on in every pass; the last returns the chosen token to the first.
+    several = rows.pp > 1
+    onward, returns = several & ~rank.last, several & rank.last & (name == "decode")
     sent_s = by_link(
         site,
         rows.pp_spans,
         lambda link: (
-            neighbours * (send_s(link, parts.hidden_bytes) + (parts.messages - 1) * link.latency_s)
+            onward * (send_s(link, parts.hidden_bytes) + (parts.messages - 1) * link.latency_s)
             + returns * parts.messages * link.latency_s
         ),
     )
