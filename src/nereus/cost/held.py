@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from nereus.core import ModelSpec
 from nereus.cost.parameters import parameters
-from nereus.cost.ranks import Ranks
+from nereus.cost.ranks import RECENT, Ranks
 from nereus.cost.rows import Bools, Floats, Ints, Rows
 
 
@@ -26,6 +27,7 @@ class Held:
     expert_replicas: Ints
 
     @classmethod
+    @lru_cache(maxsize=RECENT)
     def of(cls, spec: ModelSpec, rows: Rows, ranks: Ranks) -> Held:
         """What `ranks` of `rows` hold."""
         part = parameters(spec, rows.tp, rows.ep)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
 from nereus.core import Layout, ModelSpec
 from nereus.cost.rows import Bools, Ints, Rows
 
+RECENT = 8
+"""Rows of which what follows is remembered: the same are asked for seconds, memory and synchronisation in turn."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
     """Columns, one pp rank a row. They go with `Rows` of the same length, or with a single row (broadcast).
 
@@ -26,6 +30,7 @@ class Ranks:
     count: Ints
 
     @classmethod
+    @lru_cache(maxsize=RECENT)
     def ends(cls, rows: Rows, layers: int) -> tuple[Ranks, ...]:
         """The first, the fullest middle and the last pp rank of a model of `layers` layers, as far as any row has them.
 
@@ -46,6 +51,7 @@ class Ranks:
         return first, cls(index, last_before - middle, middle, ~every, ~every, count), last
 
     @classmethod
+    @lru_cache(maxsize=RECENT)
     def stacked(cls, rows: Rows, layers: int) -> Ranks:
         """`ends` as a first axis."""
         found = cls.ends(rows, layers)

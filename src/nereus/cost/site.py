@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Site:
     inter: Link
     calibration: Calibration
     kinds: tuple[DeviceKind, ...] = ()
+    _known: dict[str, Efficiency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def dispatch_s(self) -> float:
@@ -44,15 +45,15 @@ class Site:
 
     def efficiency(self, name: str) -> Efficiency:
         """What is known about a class; before the first observation 1 with fitted constants, else conservative."""
-        if name not in self.calibration.efficiency and self._fitted:
+        if name not in self._known:
+            self._known[name] = self._efficiency(name)
+        return self._known[name]
+
+    def _efficiency(self, name: str) -> Efficiency:
+        if name not in self.calibration.efficiency and FITTED in self.rates.named:
             deviation = max((kind.constants.get(UNCERTAINTY, 0.0) for kind in self.kinds), default=0.0)
             return Efficiency(1.0, 0, deviation**2 or KNOWN_VARIANCE)
         return operations.efficiency(self.calibration, name)
-
-    @property
-    def _fitted(self) -> bool:
-        """Whether constants say how far from its peaks the device's kernels stay."""
-        return any(constant == FITTED for constant, _ in self.rates.constants)
 
     def weigh(self, ideal: Mapping[str, Floats]) -> Floats:
         """Predicted seconds of ideal ones by class."""

@@ -28,8 +28,8 @@ def send_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
 
 def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     """Ideal seconds until the fullest device of the target has its shard, tensor by tensor, and has stored it."""
-    ends = Ranks.ends(rows, spec.layers)
-    elements = np.maximum.reduce([Held.of(spec, rows, ranks).elements(np.zeros(len(rows), bool)) for ranks in ends])
+    held = Held.of(spec, rows, Ranks.stacked(rows, spec.layers))
+    elements = held.elements(np.zeros(len(rows), bool)).max(axis=0)
     shard_bytes = elements * DTYPE_BYTES[spec.dtype]
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
     travel_s = _over(site, rows, lambda link: shard_bytes / _rate(link) + messages * link.latency_s)
