@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.planner._result import Result
 
-PARTS = ("search", "vtrain", "rows", "memory", "serving", "kernels", "imports", "any_dp")
+PARTS = ("search", "vtrain", "rows", "fit_rows", "memory", "serving", "kernels", "imports", "any_dp")
 WIDTH = 160
 
 

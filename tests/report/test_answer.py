@@ -12,7 +12,7 @@ import pytest
 
 from nereus.core import Assignment, Candidate, Capabilities, Layout, Pin, Plan, SettingsError
 from nereus.planning.problem import Problem
-from nereus.report import plan_json, plan_page
+from nereus.report import html, plan_json, plan_page
 from nereus.report.answer import IMPORTED, PINNED, Answer, answer
 from tests.controller.world import WORKFLOW
 from tests.fakes import TRAINING, cluster, workload
@@ -135,4 +135,4 @@ def test_the_page_stands_alone_and_draws_every_call_and_device_group(plain: Answ
     parts = sum(len(row.stored) + len(row.added) for row in plain.best.memory)
     assert len(pictures[1].findall(f"{space}rect")) == parts
     ends = [float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in pictures[0].iter(f"{space}rect")]
-    assert max(ends) <= plan_page.WIDTH
+    assert max(ends) <= html.WIDTH

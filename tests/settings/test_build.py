@@ -220,7 +220,7 @@ def test_a_model_may_be_named_to_plan_with(tmp_path: Path) -> None:
     )
     assert not build.trainable(settings)
     bad = build.resolve(
-        job(tmp_path, models=dict.fromkeys(("actor", "reward"), {"name": "llama-9.9-1b"}), task=None),
+        job(tmp_path, models={role: {"name": "llama-9.9-1b"} for role in ("actor", "reward")}, task=None),
         ["algorithm.use=grpo"],
     )
     with pytest.raises(SettingsError, match=r"llama-9\.9-1b"):

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, with gloo groups of the engine between them: gloo releases the GIL while it waits."""
+"""Ranks as threads of one process, with gloo groups of the engine between them: a waiting gloo releases the GIL."""
 
 from __future__ import annotations
 

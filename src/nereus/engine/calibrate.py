@@ -108,8 +108,8 @@ def calibrate(out: Path, devices: int, quick: bool) -> Report:
     cluster = Cluster(ids, {kind.name: kind}, {"intra": link, "inter": link})
     try:
         out.write_text(written(cluster, ["Measured by `nereus calibrate`.", *notes]), encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"calibrate: {out} cannot be written: {error.strerror}") from None
+    except OSError as failure:
+        raise SettingsError(f"calibrate: {out} cannot be written: {failure.strerror}") from None
     passed_s = time.monotonic() - began_s
     return Report(str(out), devices, kind, link, timings.setup_s, error, passed_s, tuple(notes))
 
