@@ -103,7 +103,8 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
         tokens = cached_tokens(engine.spec, workload.prompt.mean + _occupied(workload))
         held = rows.kv_bytes / (engine.token_bytes * tokens)
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
-    groups = [rows.tp, rows.cp, rows.ep, rows.node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
+    node = np.where(rows.tp_spans | rows.ep_spans, rows.node, 0)
+    groups = [rows.tp, rows.cp, rows.ep, node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
     code: Ints = live.astype(np.int64)
     for column in (share, *groups):
         code = code * (int(column.max(initial=0)) + 1) + column.astype(np.int64)

@@ -61,9 +61,14 @@ class Rates:
 
     named: Mapping[str, float] = field(init=False, repr=False, compare=False)
     """The constants again, for looking one up."""
+    wide: Rates = field(init=False, repr=False, compare=False)
+    """The rates of attention, router and head, which are never in fp8 or fp4."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "named", dict(self.constants))
+        whole = self.wide_flops_per_s
+        wide = replace(self, flops_per_s=whole, wide_flops_per_s=0.0) if whole else self
+        object.__setattr__(self, "wide", wide)
 
     @classmethod
     def of(cls, kind: DeviceKind, precision: str) -> Rates:
@@ -92,11 +97,6 @@ class Rates:
             min(rates.wide_flops_per_s for rates in each),
             max(rates.low_bytes for rates in each),
         )
-
-    @property
-    def wide(self) -> Rates:
-        """The rates of attention, router and head, which are never in fp8 or fp4."""
-        return replace(self, flops_per_s=self.wide_flops_per_s or self.flops_per_s)
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""

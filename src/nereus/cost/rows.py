@@ -20,12 +20,12 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Columns of equal length, known by identity: what follows from them is remembered. Layers are those of the first pp rank, of the fullest between, and of the last.
+    """Columns of equal length, known by identity: what follows from them is remembered.
 
-    With pp 1 the only rank is first and last at once and `layers_middle` is 0, as it is with pp 2. `*_spans` say
-    whether a group of that kind leaves its node (the domain of the fast link): tp, neighbours in the pipeline, dp, ep,
-    and cp. `node` is how many of its devices the node with fewest of them holds: so many ports between nodes work at
-    once.
+    Layers are those of the first pp rank, of the fullest between, and of the last. With pp 1 the only rank is first and
+    last at once and `layers_middle` is 0, as it is with pp 2. `*_spans` say whether a group of that kind leaves its
+    node (the domain of the fast link): tp, neighbours in the pipeline, dp, ep, and cp. `node` is how many of its
+    devices the node with fewest of them holds: so many ports between nodes work at once.
     """
 
     tp: Ints

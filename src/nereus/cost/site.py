@@ -57,4 +57,5 @@ class Site:
 
     def weigh(self, ideal: Mapping[str, Floats]) -> Floats:
         """Predicted seconds of ideal ones by class."""
-        return np.asarray(sum(seconds / self.efficiency(name).value for name, seconds in ideal.items()))
+        known = ((seconds, self.efficiency(name).value) for name, seconds in ideal.items())
+        return np.asarray(sum(seconds if value == 1.0 else seconds / value for seconds, value in known))

@@ -137,8 +137,9 @@ class Pipeline:
         rows = self.rows
         if not (rows.pp > 1).any():
             return np.zeros_like(ranks.layers, dtype=float)
-        power = np.where(rows.sequence_parallel, 1.0, self._constant("pp.scatter"))
-        each_s = by_link(self.site, rows.pp_spans, lambda link: send_s(link, hidden_bytes / rows.tp**power))
+        power = self._constant("pp.scatter")
+        links = np.where(rows.sequence_parallel, rows.tp, rows.tp**power if power else 1)
+        each_s = by_link(self.site, rows.pp_spans, lambda link: send_s(link, hidden_bytes / links))
         neighbours = (rows.pp > 1) * (2 - ranks.first - ranks.last)
         return np.asarray((1 + self.train) * rows.vpp * neighbours * each_s)
 
