@@ -125,7 +125,7 @@ def test_random_boxes_arrive_bit_for_bit(seed: int) -> None:
         for placed in boxes:
             placed[name] = random_boxes(rng, shape, ranks)
     there = plan_routes(tensors.values(), Placement(boxes[0]), Placement(boxes[1]))
-    options = Options(bucket_bytes=rng.choice([1, 1 << 14, 1 << 26]), in_flight=rng.randint(1, 3), verify=True)
+    options = Options(bucket_bytes=rng.choice([1, 1 << 14, 1 << 26]), verify=True)
     assert_exact(there, moved(there, ranks, options))
     back = plan_routes(tensors.values(), Placement(boxes[1]), Placement(boxes[0]))
     assert_exact(back, moved(back, ranks, options))
@@ -179,6 +179,36 @@ def test_a_tensor_that_stays_is_kept_as_it_is() -> None:
         return target["w"] is mine["w"]
 
     assert each_rank(2, act) == [True, True]
+
+
+def test_a_target_may_be_a_view_of_the_part_of_its_source_that_stays() -> None:
+    tensor = LogicalTensor("w", (8, 2), "float32")
+    source, target = (
+        Placement({"w": halves(0, (8, 2), 2)}),
+        Placement(
+            {
+                "w": {r: Region((4 * r, 0), (4 * r + 2, 2)) for r in range(2)}
+                | {2: Region((2, 0), (4, 2)), 3: Region((6, 0), (8, 2))}
+            }
+        ),
+    )
+    plan = plan_routes([tensor], source, target)
+
+    def act(group: Group) -> list[int]:
+        mine = cut(plan.tensors, plan.source, group.rank)
+        keep = {"w": mine["w"][:2]} if mine else {}
+        new = allocate(plan.tensors, plan.target, group.rank, keep=keep)
+        reshard(plan, mine, new, group, QUICK)
+        return bits(new["w"])
+
+    assert each_rank(4, act) == [bits(cut(plan.tensors, plan.target, rank)["w"]) for rank in range(4)]
+
+    def elsewhere(group: Group) -> None:
+        mine = cut(plan.tensors, plan.source, group.rank)
+        new = {"w": mine["w"][2:]} if mine else allocate(plan.tensors, plan.target, group.rank)
+        reshard(plan, mine, new, group, QUICK)
+
+    assert all("target w lies in memory of source w" in error for error in failures(4, elsewhere))
 
 
 def test_descriptions_of_all_ranks_are_put_together() -> None:
@@ -290,12 +320,12 @@ def test_ranks_with_different_plans_or_options_do_not_start() -> None:
         )
 
     def options(group: Group) -> None:
-        chosen = Options(in_flight=1 + (group.rank == 2))
+        chosen = Options(bucket_bytes=(1 << 20) + (group.rank == 2))
         source, target = cut(SPLIT.tensors, SPLIT.source, group.rank), allocate(SPLIT.tensors, SPLIT.target, group.rank)
         reshard(SPLIT, source, target, group, chosen)
 
-    assert all("differ in the plan" in error for error in failures(3, plans))
-    assert all("differ in version or options" in error for error in failures(3, options))
+    assert all("differ in the plan, the options" in error for error in failures(3, plans))
+    assert all("differ in the plan, the options" in error for error in failures(3, options))
 
 
 def test_an_error_while_packing_on_one_rank_is_an_error_on_all_and_the_group_goes_on(

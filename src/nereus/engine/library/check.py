@@ -45,20 +45,22 @@ def check_tensors(plan: BoxPlan, placement: Placement, held: Tensors, rank: int,
 
 
 def check_sources_stay(source: Tensors, target: Tensors, now: Boxes, then: Boxes) -> None:
-    """A target that lies in a source's memory must be that very source with the same box: sources are only read."""
+    """A target may lie in its own source's memory where it holds that very part; in no other: sources are only read."""
     by_storage: dict[object, list[str]] = {}
     for name, tensor in source.items():
         if tensor.numel():
             by_storage.setdefault(_storage(tensor), []).append(name)
     for name, tensor in target.items():
-        if not tensor.numel() or (name in source and is_kept(source[name], tensor) and now[name] == then[name]):
+        own = now.get(name)
+        stays = own is not None and own.common(then[name]) == then[name]
+        if not tensor.numel() or (own is not None and stays and is_same(source[name][then[name].within(own)], tensor)):
             continue
         for other in by_storage.get(_storage(tensor), ()):
             if _overlap(tensor, source[other]):
                 raise TransitionError(f"target {name} lies in memory of source {other}, which must stay as it is")
 
 
-def is_kept(source: torch.Tensor, target: torch.Tensor) -> bool:
+def is_same(source: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether both are one and the same view of memory."""
     same = source.data_ptr() == target.data_ptr() and source.device == target.device
     return bool(same and source.shape == target.shape and source.stride() == target.stride())

@@ -15,19 +15,22 @@ from functools import partial
 
 import torch
 
-from nereus.core import NereusError, SettingsError
+from nereus.core import NereusError, SettingsError, TransitionError
 from nereus.engine.groups import Handle, as_bytes
-from nereus.engine.library.check import check_sources_stay, check_tensors, is_kept
+from nereus.engine.library.check import check_sources_stay, check_tensors, is_same
 from nereus.engine.library.digest import digests
-from nereus.engine.library.messages import Message, Round, message_bytes, rounds
+from nereus.engine.library.messages import Message, Round, bundle_bytes, rounds
 from nereus.engine.library.peers import AnyGroup, Peers
+from nereus.engine.library.staging import Ring, padded
 from nereus.engine.packing import pack, unpack
-from nereus.transition.boxes import BoxPlan, Placement
+from nereus.transition.boxes import BoxPlan
 from nereus.transition.region import Region
 
 Tensors = Mapping[str, torch.Tensor]
+Messages = tuple[tuple[int, Message], ...]
 PROTOCOL = 1
-_ALIGNMENT = 64
+MOST_ROUNDS = 64
+"""Rounds under way at once, where staging memory does not bound them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,6 @@ class Options:
 
     bucket_bytes: int = 64 << 20
     """Staging memory, once for what is sent and once for what is received."""
-    in_flight: int = 4
-    """Messages of a pair under way at once."""
     timeout_s: float = 60.0
     """Deadline of the whole call, and more for more bytes."""
     slowest_bytes_per_s: float = 50e6
@@ -46,8 +47,8 @@ class Options:
     """Hash every tensor before and after, and replicas against one another."""
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes < 1 or self.in_flight < 1 or self.timeout_s <= 0 or self.slowest_bytes_per_s <= 0:
-            raise SettingsError(f"{self}: bucket_bytes and in_flight must be at least 1, the times above 0")
+        if self.bucket_bytes < 1 or self.timeout_s <= 0 or self.slowest_bytes_per_s <= 0:
+            raise SettingsError(f"{self}: bucket_bytes must be at least 1, the times above 0")
 
 
 DEFAULT = Options()
@@ -81,22 +82,17 @@ def reshard(
     started_s = time.perf_counter()
     peers = Peers(group, options.timeout_s + max(plan.received_bytes.values(), default=0) / options.slowest_bytes_per_s)
     work = _Work(plan, source, target, peers, options)
-    error = _failure(work.prepare)
-    peers.agree(error, f"{PROTOCOL} {torch.__version__} {sys.byteorder} {options}", "version or options")
-    peers.agree(None, plan.fingerprint, "the plan")
-    before = _digests(plan, plan.source, source, peers, options)
-    error = work.run()
-    peers.agree(error)
-    after = _digests(plan, plan.target, target, peers, options)
+    token = f"{plan.fingerprint} {PROTOCOL} {torch.__version__} {sys.byteorder} {options}"
+    peers.agree(_failure(work.prepare), token, "the plan, the options or their versions")
+    before = digests(plan, plan.source, source, peers) if options.verify else {}
+    peers.agree(work.run())
+    after = digests(plan, plan.target, target, peers) if options.verify else {}
     changed = [name for name, value in after.items() if before.get(name, value) != value]
-    peers.agree(f"{', '.join(changed[:5])}: another hash after the transition" if changed else None)
+    if changed:  # on every rank: all have the same digests
+        raise TransitionError(f"{', '.join(changed[:5])}: another hash after the transition")
     received, sent = plan.received_bytes[peers.rank], plan.sent_bytes[peers.rank]
     fresh = plan.fresh.get(peers.rank, ())
     return Report(received, sent, work.staging_bytes, time.perf_counter() - started_s, fresh, after)
-
-
-def _digests(plan: BoxPlan, placement: Placement, held: Tensors, peers: Peers, options: Options) -> dict[str, str]:
-    return digests(plan, placement, held, peers) if options.verify else {}
 
 
 def _failure(action: Callable[[], None]) -> str | None:
@@ -116,6 +112,7 @@ class _Open:
 
     handles: list[Handle]
     receives: list[tuple[torch.Tensor, list[torch.Tensor]]]
+    staged: tuple[int, int]
     whole: bool
 
 
@@ -124,17 +121,19 @@ class _Work:
 
     def __init__(self, plan: BoxPlan, source: Tensors, target: Tensors, peers: Peers, options: Options) -> None:
         self._plan, self._source, self._target, self._peers = plan, source, target, peers
-        self._in_flight = options.in_flight
-        self._limit = message_bytes(options.bucket_bytes, options.in_flight, plan.most_peers)
+        self._most_bytes = options.bucket_bytes
+        self._limit = bundle_bytes(options.bucket_bytes, plan.most_peers)
         self._now, self._then = plan.source.of(peers.rank), plan.target.of(peers.rank)
         self._rounds: list[Round] = []
-        self._slots: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._staged: list[tuple[int, int]] = []
+        """Staging bytes of what each round sends and receives."""
+        self._rings: list[Ring] = []
         self._error: str | None = None
 
     @property
     def staging_bytes(self) -> int:
         """Memory for messages that have to be copied."""
-        return sum(buffer.numel() for slot in self._slots for buffer in slot)
+        return sum(ring.bytes for ring in self._rings)
 
     def prepare(self) -> None:
         """Check all tensors and allocate the staging buffers: what can fail fails before anything moves."""
@@ -142,29 +141,39 @@ class _Work:
         check_tensors(self._plan, self._plan.target, self._target, self._peers.rank, "target")
         check_sources_stay(self._source, self._target, self._now, self._then)
         self._rounds = rounds(self._plan, self._peers.rank, self._limit)
-        for slot in range(min(self._in_flight, len(self._rounds))):
-            mine = self._rounds[slot :: self._in_flight]
-            out = max(self._staged(one.sends, self._source, self._now) for one in mine)
-            inward = max(self._staged(one.receives, self._target, self._then) for one in mine)
-            self._slots.append((self._buffer(out), self._buffer(inward)))
+        self._staged = [
+            (
+                self._staged_bytes(one.sends, self._source, self._now),
+                self._staged_bytes(one.receives, self._target, self._then),
+            )
+            for one in self._rounds
+        ]
+        for side in (0, 1):
+            sizes = [staged[side] for staged in self._staged]
+            self._rings.append(Ring(sizes, self._most_bytes, self._peers.device))
 
     def run(self) -> str | None:
         """Send and receive everything; the first error, if there was one. Peers get all their messages anyhow."""
         under_way: deque[_Open] = deque()
-        for index, one in enumerate(self._rounds):
-            if len(under_way) == self._in_flight:
+        copied = False
+        for one, staged in zip(self._rounds, self._staged, strict=True):
+            while under_way and not self._may_start(len(under_way), staged):
+                if not copied:
+                    copied = self._copy_own()
                 self._finish(under_way.popleft())
-            under_way.append(self._start(one, index % self._in_flight))
-            if index == 0:
-                self._note(_failure(self._copy_own))
-        if not self._rounds:
-            self._note(_failure(self._copy_own))
+            under_way.append(self._start(one, staged))
+        if not copied:
+            self._copy_own()
         while under_way:
             self._finish(under_way.popleft())
         return self._error
 
-    def _start(self, one: Round, slot: int) -> _Open:
-        out, inward = self._slots[slot]
+    def _may_start(self, under_way: int, staged: tuple[int, int]) -> bool:
+        room = all(ring.has_room(size) for ring, size in zip(self._rings, staged, strict=True))
+        return under_way < MOST_ROUNDS and room
+
+    def _start(self, one: Round, staged: tuple[int, int]) -> _Open:
+        out, inward = (ring.take(size) for ring, size in zip(self._rings, staged, strict=True))
         receives, sends = [], []
         start = 0
         for peer, message in one.receives:
@@ -180,7 +189,7 @@ class _Work:
             sends.append((peer, buffer))
         handles, errors = self._peers.post(sends, [(peer, buffer) for peer, buffer, _ in receives])
         self._note(errors[0] if errors else None)
-        return _Open(handles, [(buffer, views) for _, buffer, views in receives], not errors)
+        return _Open(handles, [(buffer, views) for _, buffer, views in receives], staged, not errors)
 
     def _finish(self, one: _Open) -> None:
         for handle in one.handles:
@@ -192,16 +201,24 @@ class _Work:
         for buffer, views in one.receives:
             if one.whole and not self._direct(views):
                 self._note(_failure(partial(unpack, buffer, views)))
+        for ring, size in zip(self._rings, one.staged, strict=True):
+            ring.give_back(size)
 
-    def _copy_own(self) -> None:
-        """What this rank holds before and after."""
+    def _copy_own(self) -> bool:
+        """What this rank holds before and after; while messages are under way."""
+        self._note(_failure(self._copy))
+        return True
+
+    def _copy(self) -> None:
         for name, box in self._then.items():
             own = self._now.get(name)
             same = None if own is None else box.common(own)
-            if own is None or same is None or is_kept(self._source[name], self._target[name]):
+            if own is None or same is None:
                 continue
             into = self._target[name].detach()[same.within(box)]
-            into.copy_(self._source[name].detach()[same.within(own)])
+            held = self._source[name].detach()[same.within(own)]
+            if not is_same(held, into):
+                into.copy_(held)
 
     def _note(self, error: str | None) -> None:
         self._error = self._error or (None if error is None else f"rank {self._peers.rank}: {error}")
@@ -221,15 +238,10 @@ class _Work:
         """The bytes of a message: the tensor itself or a part of the slot's buffer; and where the next part starts."""
         if self._direct(views):
             return as_bytes(views[0]), start
-        return arena[start : start + message.bytes], start + _padded(message.bytes)
+        return arena[start : start + message.bytes], start + padded(message.bytes)
 
-    def _staged(self, messages: tuple[tuple[int, Message], ...], held: Tensors, boxes: Mapping[str, Region]) -> int:
+    def _staged_bytes(
+        self, messages: tuple[tuple[int, Message], ...], held: Tensors, boxes: Mapping[str, Region]
+    ) -> int:
         each = ((message, self._views(message, held, boxes)) for _, message in messages)
-        return sum(_padded(message.bytes) for message, views in each if not self._direct(views))
-
-    def _buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self._peers.device)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+        return sum(padded(message.bytes) for message, views in each if not self._direct(views))

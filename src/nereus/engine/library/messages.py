@@ -1,7 +1,8 @@
 """Cuts the routes of a rank into messages, the same way on both sides of a pair, and puts them into rounds.
 
-Message n of a pair travels in round n. A rank starts a round when the round `in_flight` before it has ended: the
-earliest round that is open anywhere can always end, so bounded buffers cannot make ranks wait for one another for ever.
+What a pair exchanges is cut into bundles; bundle n travels in round n. A rank starts rounds in order, as long as it has
+staging memory, and ends them in order: the earliest round that is open anywhere can always end, so bounded buffers
+cannot make ranks wait for one another for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from nereus.transition.boxes import BoxPlan
 from nereus.transition.region import Region
 
 MOST_BYTES, LEAST_BYTES = 1 << 24, 1 << 12
+IN_FLIGHT = 4
+"""Rounds that a bucket has room for."""
+ALONE_BYTES = 1 << 17
+"""A parcel of this size is a message of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +44,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """At most one message to and from every peer, as (rank, message)."""
+    """Messages to and from peers, as (rank, message), those of one peer in order."""
 
     sends: tuple[tuple[int, Message], ...]
     receives: tuple[tuple[int, Message], ...]
 
 
-def message_bytes(bucket_bytes: int, in_flight: int, most_peers: int) -> int:
-    """Largest message: those of `in_flight` rounds, one to each peer, fit into one bucket."""
-    return max(LEAST_BYTES, min(MOST_BYTES, bucket_bytes // (in_flight * max(1, most_peers))))
+def bundle_bytes(bucket_bytes: int, most_peers: int) -> int:
+    """Largest bundle: those of a few rounds, one to each peer, fit into one bucket."""
+    return max(LEAST_BYTES, min(MOST_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers))))
 
 
 def rounds(plan: BoxPlan, rank: int, limit: int) -> list[Round]:
@@ -67,26 +72,30 @@ def _by_round(
     plan: BoxPlan, by_peer: Mapping[int, list[Parcel]], limit: int
 ) -> Iterator[tuple[tuple[int, Message], ...]]:
     peers = sorted(by_peer)
-    for messages in zip_longest(*(_messages(plan, by_peer[peer], limit) for peer in peers)):
-        yield tuple((peer, message) for peer, message in zip(peers, messages, strict=True) if message is not None)
+    for bundles in zip_longest(*(_bundles(plan, by_peer[peer], limit) for peer in peers), fillvalue=()):
+        yield tuple((peer, message) for peer, bundle in zip(peers, bundles, strict=True) for message in bundle)
 
 
-def _messages(plan: BoxPlan, parcels: list[Parcel], limit: int) -> Iterator[Message]:
-    """Whole parcels up to the limit; one that fills half of it goes alone and need not be copied."""
+def _bundles(plan: BoxPlan, parcels: list[Parcel], limit: int) -> Iterator[tuple[Message, ...]]:
+    """What goes to one peer in each round: parcels up to the limit, as messages."""
     wide_first = sorted(parcels, key=lambda parcel: -plan.tensors[parcel.name].item_bytes)
     chosen: list[Parcel] = []
     size = 0
     for parcel in wide_first:
         if chosen and size + parcel.bytes > limit:
-            yield Message(tuple(chosen))
+            yield _messages(chosen)
             chosen, size = [], 0
-        if 2 * parcel.bytes >= limit:
-            yield Message((parcel,))
-            continue
         chosen.append(parcel)
         size += parcel.bytes
     if chosen:
-        yield Message(tuple(chosen))
+        yield _messages(chosen)
+
+
+def _messages(parcels: list[Parcel]) -> tuple[Message, ...]:
+    """Large parcels alone, so that contiguous ones need no copy; small ones together, so that they are few."""
+    small = tuple(parcel for parcel in parcels if parcel.bytes < ALONE_BYTES)
+    alone = tuple(Message((parcel,)) for parcel in parcels if parcel.bytes >= ALONE_BYTES)
+    return (Message(small), *alone) if small else alone
 
 
 def _parcels(plan: BoxPlan, names: tuple[str, ...], region: Region, limit: int) -> Iterator[Parcel]:
