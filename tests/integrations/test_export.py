@@ -148,12 +148,37 @@ def test_verl_is_given_the_memory_that_generation_allocates() -> None:
     assert float(lines["actor_rollout_ref.rollout.gpu_memory_utilization"]) == pytest.approx(0.6, abs=2e-3)
     assert built.plan is not None
     engine = built.plan.of(GENERATION).candidate
-    assert int(lines["actor_rollout_ref.rollout.max_num_seqs"]) == engine.micro_batch
+    # Sequences that are shorter than the longest leave room for more: the cache is the bound, not their number.
+    share = built.workload.sequences // engine.dp
+    assert int(lines["actor_rollout_ref.rollout.max_num_seqs"]) == share
     larger = replace(engine, kv_bytes=2 * engine.kv_bytes)
     others = tuple(a for a in built.plan.assignments if a.candidate.model_stage != GENERATION)
     plan = replace(built.plan, assignments=(placed(larger), *others), partitions=())
     with pytest.raises(InfeasibleError, match=r"an engine takes at most 95%: plan with a smaller KV budget"):
         export.overrides("verl", plan, built.workflow, built.workload, built.cluster)
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (1, 8), (2, 4), (4, 8), (2, 2)])
+def test_an_engines_experts_go_to_verl_and_back(tp: int, ep: int) -> None:
+    spec = replace(SPEC, family="qwen3_moe", experts=16, experts_per_token=2, expert_hidden=256)
+    cluster = pool(1, 8)
+    engine = Candidate(GENERATION, Layout(tp), 8 // tp, 4, ep=ep)
+    plan = Plan((placed(engine), placed(ZERO3), placed(replace(ZERO3, model_stage=REFERENCE, recompute="none"))))
+    flow = plugins.make("nereus.algorithms", "grpo", {"reward_model": False}).workflow(
+        dict.fromkeys(("actor", "reference"), spec)
+    )
+    made = again("verl", export.overrides("verl", plan, flow, WORK, cluster), "overrides.txt", flow, cluster)
+    assert made.plan is not None, made.unplaced
+    same(plan, made.plan, "dp", "ep")
+
+
+def test_a_whole_reference_on_every_device_goes_to_verl_and_back() -> None:
+    flow, cluster = workflow("grpo"), pool(1, 8)
+    for zero in (0, 3):
+        plan = one(ZERO3, Candidate(REFERENCE, Layout(), 8, zero=zero))
+        made = again("verl", export.overrides("verl", plan, flow, WORK, cluster), "overrides.txt", flow, cluster)
+        assert made.plan is not None, made.unplaced
+        same(plan, made.plan, "zero")
 
 
 def test_packed_micro_batches_are_budgets_of_tokens_in_verl() -> None:
@@ -255,6 +280,12 @@ ZERO3 = Candidate(ACTOR, Layout(), 8, 1, "full", zero=3)
         ("verl", one(ZERO3, generation=4), "all or none"),
         ("verl", Plan((placed(ZERO3),)), "it must both generate and train"),
         ("verl", one(replace(ZERO3, precision="fp8")), "precision fp8"),
+        ("verl", Plan((placed(Candidate(GENERATION, Layout(2, 2), 2, 4)), placed(ZERO3))), "engines have no pipeline"),
+        (
+            "verl",
+            Plan((placed(Candidate(GENERATION, Layout(4), 2, 4, ep=2)), placed(ZERO3))),
+            "ep 2 must be tp 4 times",
+        ),
         ("openrlhf", one(replace(ZERO3, layout=Layout(1, 2), dp=4)), "no pipeline"),
         ("openrlhf", one(replace(ZERO3, recompute="selective")), "whole layers or none"),
         ("openrlhf", one(ZERO3, generation=4), "they share devices"),

@@ -108,11 +108,11 @@ class _Placer:
         offload = bool(
             part.param_offload or part.optimizer_offload or (self.found.idle_offload and self.found.colocated)
         )
-        if model_stage.stage is Stage.GENERATION:
-            return self.engine(model_stage, layout, dp, offload=self.found.colocated)
         ep = (part.ep or 1) if spec.experts else 1
         if fault := expert_fault(spec, ep, dp, shared, layout.tp):
             raise _ImpossibleError(f"{model_stage}: {fault}")
+        if model_stage.stage is Stage.GENERATION:
+            return self.engine(model_stage, layout, dp, ep)
         updated = self.workflow.updated(model_stage)
         share = -(-(self.workload.mini_batch if updated else self.workload.sequences) // dp)
         tokens = self.workload.prompt.mean + self.workload.response.mean
@@ -140,11 +140,11 @@ class _Placer:
         self.note(f"{model_stage}: weights sharded over {part.shard} of {part.devices} devices are planned as over all")
         return level
 
-    def engine(self, model_stage: ModelStage, layout: Layout, dp: int, offload: bool) -> Candidate:
+    def engine(self, model_stage: ModelStage, layout: Layout, dp: int, ep: int) -> Candidate:
         """Generation: as many sequences at once as the engine's share of memory has room for beside all else."""
         share = -(-self.workload.sequences // dp)
         precision = "fp8" if "fp8" in (self.found.rollout.dtype or "") else ""
-        plain = Candidate(model_stage, layout, dp, share, offload=offload, precision=precision)
+        plain = Candidate(model_stage, layout, dp, share, offload=self.found.colocated, precision=precision, ep=ep)
         if self.found.kv_share is None:
             return plain
         spec = self.workflow.spec(model_stage)

@@ -112,7 +112,8 @@ def _generation(asked: Exported) -> dict[str, object]:
     assert candidate is not None
     asked.whole_shares(candidate, updated=False)
     kinds = [asked.cluster.kind(device) for device in asked.devices(candidate.model_stage)]
-    live = candidate.micro_batch if candidate.kv_bytes else asked.workload.sequences // candidate.dp
+    if candidate.layout.pp > 1:
+        raise asked.refuse(candidate.model_stage, f"pp {candidate.layout.pp}, but verl's engines have no pipeline")
     least = min(kinds, key=lambda kind: kind.memory_bytes)
     share = engine_share(asked.workload, asked.spec(candidate), least, candidate)
     if share > MOST_SHARE:
@@ -123,10 +124,25 @@ def _generation(asked: Exported) -> dict[str, object]:
         )
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": candidate.layout.tp,
-        f"{ROLLOUT}.pipeline_model_parallel_size": candidate.layout.pp,
+        f"{ROLLOUT}.pipeline_model_parallel_size": 1,
+        **_engine_experts(asked, candidate),
         f"{ROLLOUT}.gpu_memory_utilization": math.ceil(share * 1000) / 1000,
-        f"{ROLLOUT}.max_num_seqs": live,
+        # The cache bounds what runs at once: sequences shorter than the longest leave room for more of them.
+        f"{ROLLOUT}.max_num_seqs": asked.workload.sequences // candidate.dp,
     }
+
+
+def _engine_experts(asked: Exported, candidate: Candidate) -> dict[str, object]:
+    """An engine's expert parallelism spans all its ranks: TP times replicas that share experts."""
+    if candidate.ep == 1:
+        return {}
+    replicas, rest = divmod(candidate.ep, candidate.layout.tp)
+    if rest or candidate.dp % replicas:
+        raise asked.refuse(
+            candidate.model_stage,
+            f"ep {candidate.ep} must be tp {candidate.layout.tp} times a divisor of dp {candidate.dp}",
+        )
+    return {f"{ROLLOUT}.data_parallel_size": replicas, f"{ROLLOUT}.expert_parallel_size": candidate.ep}
 
 
 def _common(asked: Exported, role: str, section: str, candidate: Candidate, strategy: str) -> dict[str, object]:
@@ -155,7 +171,7 @@ def _fsdp(asked: Exported, role: str, candidate: Candidate) -> dict[str, object]
         raise asked.refuse(candidate.model_stage, "FSDP recomputes whole layers or none")
     found: dict[str, object] = {
         f"{section}.ulysses_sequence_parallel_size": candidate.cp,
-        f"{config}.fsdp_size": -1,
+        f"{config}.fsdp_size": 1 if candidate.zero == 0 else -1,
         f"{config}.param_offload": candidate.offload,
     }
     if model:
