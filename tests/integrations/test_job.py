@@ -52,6 +52,16 @@ def test_a_verl_job() -> None:
     assert any("rollout.tp: taken from verl's default" in line for line in made.assumptions)
 
 
+def test_a_dtype_is_the_files_or_assumed_aloud_never_guessed() -> None:
+    assert any("the file names no dtype" in line for line in built(small()).assumptions)
+    half = small(actor=replace(small().actor, dtype="float16"))
+    assert job.specs(half)["actor"].dtype == "fp16"
+    assert not any("no dtype" in line for line in built(half).assumptions)
+    with pytest.raises(RefusedImportError, match=r"dtype 'int8', valid: bfloat16, .*fp32") as refused:
+        job.specs(small(actor=replace(small().actor, dtype="int8")))
+    assert refused.value.reason is Refusal.INVALID
+
+
 def test_disjoint_devices_make_two_partitions() -> None:
     made = built(read_text("nemo-rl", texts.NEMO_RL, "grpo.yaml"))
     assert made.plan is not None

@@ -41,6 +41,8 @@ LOGITS = {
 }
 """What is assumed of a loss."""
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
+USUAL_DTYPE = "bfloat16"
+"""Where a file names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,17 @@ def specs(found: Imported, models: Mapping[str, str] | None = None) -> dict[str,
     """The sizes of every role's model. `models` names them by role instead of the file; of no other use to a plan are
     their weights, so a path counts by the known name in it (`sft-qwen2.5-7b/step_300`).
 
-    Raises RefusedImportError when neither names the actor, SettingsError for an unknown name.
+    Raises RefusedImportError when neither names the actor or the dtype is unknown, SettingsError for an unknown name.
     """
     names = {**found.models, **(models or {})}
     if "actor" not in names:
         raise RefusedImportError(Refusal.NO_MODEL, f"the {found.framework} configuration names no model: give one")
-    dtype = DTYPES.get(found.actor.dtype or "bfloat16", "bf16")
+    asked = found.actor.dtype or USUAL_DTYPE
+    if asked not in DTYPES:
+        raise RefusedImportError(
+            Refusal.INVALID, f"{found.framework}: the actor's dtype {asked!r}, valid: {', '.join(DTYPES)}"
+        )
+    dtype = DTYPES[asked]
     return {role: _sizes(role, names.get(role, names["actor"]), dtype) for role in found.roles}
 
 
@@ -187,7 +194,8 @@ def _guessed(found: Imported) -> list[str]:
 
 
 def _taken(found: Imported) -> list[str]:
-    return [f"{field}: taken from {found.framework}'s default {key}" for field, key in sorted(found.defaults.items())]
+    lines = [f"{field}: taken from {found.framework}'s default {key}" for field, key in sorted(found.defaults.items())]
+    return lines if found.actor.dtype else [*lines, f"models compute in {USUAL_DTYPE}: the file names no dtype"]
 
 
 def _padding(found: Imported) -> str:
