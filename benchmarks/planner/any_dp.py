@@ -1,6 +1,6 @@
 """What a replica count between powers of two is worth: training at dp 3 against dp 2 on three paced devices, measured.
 
-    python -m benchmarks.planner.any_dp [--repeats 6] [--json FILE]
+    python -m benchmarks.planner.any_dp [--repeats 4] [--json FILE]
 
 One GRPO job runs the same samples again and again (its learning rate is zero) and moves live between two plans, every
 model-stage at dp 2 or at dp 3, in turns. 32 sequences a mini-batch do not divide by three: shares are 11, 11 and 10.
@@ -36,12 +36,12 @@ from nereus.cost.step import StepModel
 from nereus.families.llama import Llama
 from nereus.trainer.config import JobConfig, ModelSource, OptimizerConfig, SamplingConfig
 
-DEVICES, SPEED, CAPACITY = 3, 0.2, "256 MiB"
+DEVICES, SPEED, CAPACITY = 3, 0.1, "256 MiB"
 POWER, ANY = 2, 3
 """The replicas compared: the largest power of two that three devices allow, and all three."""
 SEQUENCES, MICRO_BATCH = 32, 4
-PROMPT_TOKENS, RESPONSE_TOKENS = 112, 16
-REPEATS, STEPS = 6, 2
+PROMPT_TOKENS, RESPONSE_TOKENS = 120, 8
+REPEATS, STEPS = 4, 2
 """Visits to each plan, and the counted steps of a visit; one more before them is not counted."""
 UPDATE, STEP = "update_actor", "step"
 COMPUTE = ("prefill", "decode", "forward", "backward", "optimizer")
