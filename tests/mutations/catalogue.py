@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutations.harness import Mutation
+from tests.mutations.library import LIBRARY
 
 ALGORITHMS = (
     Mutation(
@@ -187,4 +188,4 @@ TRAINER = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + TRAINER
+MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + LIBRARY + TRAINER
