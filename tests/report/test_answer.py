@@ -123,6 +123,20 @@ def test_other_json_is_refused(tmp_path: Path, text: str) -> None:
         plan_json.read(path)
 
 
+def test_a_model_stage_has_one_colour_in_both_pictures(plain: Answer) -> None:
+    assert plain.best is not None
+    text = plan_page.page(plain, "job")
+    names = {stage.model_stage for stage in plain.best.stages}
+    timeline = {
+        (name, fill) for name, fill in re.findall(r"<text[^>]*>[^<(]*\(([^)]*)\)</text><rect[^>]*fill=\"(#\w+)", text)
+    }
+    legend = {name.strip(): fill for fill, name in re.findall(r'color:(#\w+)">&#9632;</span> ([^<&]*)', text)}
+    assert names <= {name for name, _ in timeline}
+    assert names <= set(legend)
+    assert all(legend[name] == fill for name, fill in timeline if name in names)
+    assert len(set(legend.values())) == len(legend)
+
+
 def test_the_page_stands_alone_and_draws_every_call_and_device_group(plain: Answer) -> None:
     text = plan_page.page(plain, "job <1>", ["assumed & said"])
     assert "job &lt;1&gt;" in text

@@ -7,7 +7,10 @@ from html import escape
 
 WIDTH, LABEL, BAR, GAP = 960, 300, 22, 6
 """Pixels: of a picture, of the names at its left, of a bar, and between bars."""
-COLOURS = ("#4878a8", "#e08a3c", "#5aa469", "#b8574f", "#8069a8", "#8c6f58", "#d477ad", "#7a7a7a", "#b5ad3f", "#3ea8b5")
+COLOURS = (
+    "#4878a8", "#e08a3c", "#5aa469", "#b8574f", "#8069a8", "#8c6f58", "#d477ad", "#7a7a7a", "#b5ad3f", "#3ea8b5",
+    "#23395d", "#f2c14e", "#2f6b4f", "#e7a6a1", "#c3b1e1", "#a9d6e5",
+)  # fmt: skip
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1000px; color: #222; }

@@ -60,9 +60,11 @@ def plan(view: PlanView, title: str) -> list[str]:
         f"<p>{escape(step)}</p>",
         html.table(columns, rows),
         "<h3>One step</h3>",
+        '<p class="note">A dark edge: on the critical path. Under the pointer: seconds by class.</p>',
         timeline(view),
         "<h3>Memory of one device</h3>",
-        memory(view.memory),
+        '<p class="note">At its peak. Dashed: what may be used; solid: what the device has.</p>',
+        memory(view.memory, [stage.model_stage for stage in view.stages]),
     ]
 
 
@@ -71,7 +73,7 @@ def timeline(view: PlanView) -> str:
     partitions = {stage.model_stage: stage.partition for stage in view.stages}
     rank = {call.call: partitions.get(call.model_stage, len(partitions)) for call in view.calls}
     lanes = sorted(view.calls, key=lambda call: (rank[call.call], call.start_s))
-    names = list(dict.fromkeys(call.model_stage for call in view.calls))
+    names = list(dict.fromkeys((*(s.model_stage for s in view.stages), *(call.model_stage for call in view.calls))))
     scale = (WIDTH - LABEL - 70) / max(view.step_s, 1e-12)
     shapes = []
     for index, call in enumerate(lanes):
@@ -86,10 +88,13 @@ def timeline(view: PlanView) -> str:
     return html.svg(len(lanes), shapes)
 
 
-def memory(rows: Sequence[MemoryView]) -> str:
-    """A bar for every group of equal devices: what is stored by model-stage, what a call adds, what may be used."""
+def memory(rows: Sequence[MemoryView], model_stages: Sequence[str] = ()) -> str:
+    """A bar for every group of equal devices: what is stored by model-stage, what a call adds, what may be used.
+
+    `model_stages` have the colours that the timeline gives them.
+    """
     shown = rows[:FULLEST]
-    names = list(dict.fromkeys(name for row in shown for name in (*row.stored, *row.added)))
+    names = list(dict.fromkeys((*model_stages, *(name for row in shown for name in (*row.stored, *row.added)))))
     largest = max(max(row.capacity_bytes, row.peak_bytes) for row in shown)
     scale = (WIDTH - LABEL - 130) / largest
     shapes = []
