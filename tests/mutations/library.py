@@ -24,15 +24,14 @@ LIBRARY = (
         "engine/library/digest.py",
         "_mix(_mix(index.reshape(-1) + _signed(seed)) ^ bits)",
         "_mix(bits)",
-        "tests/engine/test_library.py::test_the_hash_of_a_tensor_does_not_depend_on_its_cut_and_sees_a_swap[float32]",
+        "tests/engine/test_library_digest.py::test_the_hash_of_a_tensor_does_not_depend_on_its_cut_and_sees_a_swap[float32]",
     ),
     Mutation(
         "put narrow elements first in a message",
         "engine/library/messages.py",
         "key=lambda parcel: -plan.tensors",
         "key=lambda parcel: plan.tensors",
-        "tests/engine/test_library_staging.py::"
-        "test_both_sides_cut_a_pair_into_the_same_messages_within_the_bundle",
+        "tests/engine/test_library_staging.py::test_both_sides_cut_a_pair_into_the_same_messages_within_the_bundle",
     ),
     Mutation(
         "say that all is done without asking the others",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from nereus.core import NereusError
 from nereus.engine.groups import Group
 from nereus.engine.library import LogicalTensor, Options, Region, Report, Shard, describe, plan_routes, reshard
+from tests.support.threads import each_rank
 
 VERIFIED = Options(timeout_s=20, verify=True)
 
@@ -36,3 +39,17 @@ def rows(full: torch.Tensor, parts: int, index: int, dim: int = 0) -> Shard:
 def empty(like: Shard) -> Shard:
     """The same part, not filled yet."""
     return Shard(torch.full_like(like.tensor, 77), like.shape, like.region, like.attributes, like.fresh)
+
+
+def numbered(*shape: int) -> torch.Tensor:
+    """Every element its flat index."""
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+
+
+def ran(size: int, act: Callable[[Group], Any]) -> list[Any]:
+    """`act` on every rank; the first error is raised."""
+    found = each_rank(size, act)
+    for result in found:
+        if isinstance(result, NereusError):
+            raise result
+    return found
