@@ -66,8 +66,9 @@ class StepModel:
         self.cluster = cluster
         self.calibration = calibration or Calibration()
         self.order, self.before = node_order(workflow)
-        by_id = sorted((device.id, device.node) for device in cluster.devices)
-        self._ids, self._nodes = np.array(by_id, dtype=np.int64).reshape(-1, 2).T
+        ids = np.array([device.id for device in cluster.devices], dtype=np.int64)
+        nodes, order = np.array([device.node for device in cluster.devices], dtype=np.int64), np.argsort(ids)
+        self._ids, self._nodes = ids[order], nodes[order]
         self._kind = {device.id: device.kind for device in cluster.devices}
         self._all_kinds = frozenset(self._kind.values())
         self._sites: dict[tuple[frozenset[str], str], Site] = {}

@@ -15,7 +15,7 @@ What is looked at:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -162,25 +162,24 @@ class Grids:
         choices = self._dps(model_stage, pin, whole)
         for tp, cp in product(tps, cps):
             packing = self._packing(tp, cp)
-            for pp in pps:
-                runs = packing.runs(pp)
-                dp = choices[choices <= runs.most]
-                if not len(dp):
-                    continue
-                nodes = packing.nodes(dp * pp)
-                parts.append(
-                    _Degrees(
-                        np.full(len(dp), tp),
-                        np.full(len(dp), cp),
-                        np.full(len(dp), pp),
-                        dp,
-                        slots=nodes if len(self.sizes) > 1 else dp * pp * cp * tp,
-                        node=packing.fewest(dp * pp),
-                        cp_spans=np.full(len(dp), not packing.whole),
-                        pp_spans=(dp >= runs.pp_from) & (pp > 1),
-                        dp_spans=dp >= runs.dp_from,
-                    )
+            every = np.array([(pp, *astuple(packing.runs(pp))) for pp in pps], dtype=np.int64).reshape(-1, 4)
+            which, replicas = np.nonzero(choices <= every[:, 1:2])
+            if not len(which):
+                continue
+            (pp, _, pp_from, dp_from), dp = every[which].T, choices[replicas]
+            parts.append(
+                _Degrees(
+                    np.full(len(dp), tp),
+                    np.full(len(dp), cp),
+                    pp,
+                    dp,
+                    slots=packing.nodes(dp * pp) if len(self.sizes) > 1 else dp * pp * cp * tp,
+                    node=packing.fewest(dp * pp),
+                    cp_spans=np.full(len(dp), not packing.whole),
+                    pp_spans=(dp >= pp_from) & (pp > 1),
+                    dp_spans=dp >= dp_from,
                 )
+            )
         if not parts:
             self._too_few(model_stage, tps, pps, pin)
             none, never = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
@@ -256,6 +255,8 @@ class Grids:
     def _ep_spans(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints, cp_spans: Bools, dp_spans: Bools) -> Bools:
         """Whether any expert group leaves its node."""
         found = np.asarray((ep > 1) & (cp_spans | dp_spans))
+        if not found.any():
+            return found
         blocks = expert_devices(tp, cp, dp, ep) // (tp * cp)
         rows = np.flatnonzero(found & ~cp_spans)
         kinds, where = np.unique(np.array([tp, cp, blocks])[:, rows], axis=1, return_inverse=True)

@@ -42,6 +42,7 @@ class Packing:
         """Of each dealt piece."""
         self._before = np.cumsum(per_node) - per_node
         self._least = np.minimum.accumulate(np.where(per_node > 0, per_node, NEVER))
+        self._runs: dict[int, Runs] = {}
 
     @property
     def blocks(self) -> int:
@@ -50,6 +51,11 @@ class Packing:
 
     def runs(self, pp: int) -> Runs:
         """What holds for units of `pp` blocks."""
+        if pp not in self._runs:
+            self._runs[pp] = self._packed(pp)
+        return self._runs[pp]
+
+    def _packed(self, pp: int) -> Runs:
         width = pp * self.width
         most = len(self.node) // width
         if not most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,17 +65,29 @@ def whole(cluster: Cluster, current: Plan | None, first: Iterable[int] = ()) -> 
     for device_id in first:
         uses[device_id] = uses.get(device_id, 0) + len(cluster.devices)
     members: dict[int, list[int]] = {}
-    kinds: dict[int, set[str]] = {}
     for device in cluster.devices:
         members.setdefault(device.node, []).append(device.id)
-        kinds.setdefault(device.node, set()).add(device.kind)
     speed = {name: kind.speed * max(kind.peak_flops.values()) for name, kind in cluster.kinds.items()}
-    slowest = {node: min(found, key=speed.__getitem__) for node, found in kinds.items()}
+    slowest = _slowest(cluster, speed)
 
     def key(node: int) -> tuple[float, int, int, int]:
         used = sum(uses.get(device, 0) for device in members[node]) if uses else 0
         return -speed[slowest[node]], -len(members[node]), -used, node
 
     order = sorted(members, key=key)
-    nodes = tuple(tuple(sorted(members[node], key=lambda device: (-uses.get(device, 0), device))) for node in order)
+    nodes = tuple(_by_use(members[node], uses) for node in order)
     return Site(nodes, tuple(slowest[node] for node in order))
+
+
+def _by_use(devices: list[int], uses: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sorted(devices, key=lambda device: (-uses.get(device, 0), device)) if uses else sorted(devices))
+
+
+def _slowest(cluster: Cluster, speed: Mapping[str, float]) -> Mapping[int, str]:
+    """The kind of each node's slowest device."""
+    if len(speed) == 1:
+        return dict.fromkeys((device.node for device in cluster.devices), *speed)
+    kinds: dict[int, set[str]] = {}
+    for device in cluster.devices:
+        kinds.setdefault(device.node, set()).add(device.kind)
+    return {node: min(found, key=speed.__getitem__) for node, found in kinds.items()}
