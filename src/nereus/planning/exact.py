@@ -18,6 +18,8 @@ from nereus.planning.table import Ideal, Table, beaten
 
 CROWD = 192
 """More partial choices than that are compared with each other."""
+WIDE = 8
+"""A quick look bounds so many times its width of each level's rows, those that are fastest without limits."""
 CELLS = 1 << 20
 """Pairs that are looked at in one go."""
 SLACK = 1 + 1e-12
@@ -129,6 +131,8 @@ class Solver:
             table, layer = self.tables[level], self.program.alone[level]
             bounds = self._coarse(level)
             near = bounds < self.best.cutoff_s
+            if width is not None and np.count_nonzero(near) > WIDE * width:
+                near &= bounds <= np.partition(bounds, WIDE * width - 1)[WIDE * width - 1]
             if not near.all():
                 table = table[near]
             if len(table):
@@ -231,7 +235,7 @@ class Solver:
 
     def _bounds(self, state: State, layer: Layer) -> Floats:
         """No completion of a partial choice is faster; infinite where there is none."""
-        limits = {level: self._limits(state, layer, level) for level in layer.rest}
+        left = {level: self._left(state, layer, level) for level in layer.rest}
         known: dict[tuple[int, int], Floats | float] = {}
         result = np.zeros(len(state.name))
         for column, sums in zip(layer.paths, state.paths, strict=True):
@@ -240,14 +244,14 @@ class Solver:
                 for level in layer.rest:
                     key = (level, rest[level])
                     if key not in known:
-                        known[key] = self._least(level, rest[level], limits[level])
+                        known[key] = self._least(level, rest[level], left[level])
                     total = total + known[key]
                 result = np.maximum(result, total)
         return result
 
-    def _limits(self, state: State, layer: Layer, level: int) -> Mapping[str, Floats]:
-        """What is left for a level: slots where others run beside it, bytes beside what is stored and added."""
-        limits = {}
+    def _left(self, state: State, layer: Layer, level: int) -> Mapping[str, Ints]:
+        """Rows left to a level: by slots where others run beside it, by bytes beside what is stored and added."""
+        limits: dict[str, Floats] = {}
         slots = [ideal.slots for ideal in self.ideals]
         used = _most(layer.devices, state.devices, slots, layer, level, constants=False)
         if used is not None:
@@ -258,13 +262,16 @@ class Solver:
         if stored is not None:
             limits["bytes"] = self.room[home] - stored
             limits["resident"] = limits["bytes"] - state.added[home]
-        return limits
+        return {name: self.ideals[level].left(name, limit) for name, limit in limits.items()}
 
-    def _least(self, level: int, calls: int, limits: Mapping[str, Floats]) -> Floats | float:
+    def _least(self, level: int, calls: int, left: Mapping[str, Ints]) -> Floats | float:
+        """The fastest that a level can still be, by each of its limits."""
         ideal = self.ideals[level]
-        if not limits:
-            return ideal.best(calls)
-        return np.asarray(np.maximum.reduce([ideal.within(name, calls, limit) for name, limit in limits.items()]))
+        found: Floats | None = None
+        for name, rows in left.items():
+            least = ideal.within(name, calls, rows)
+            found = least if found is None else np.maximum(found, least)
+        return ideal.best(calls) if found is None else found
 
     def _offer(self, state: State) -> None:
         """Complete choices, the fastest first."""

@@ -89,14 +89,14 @@ class _Bounds:
             self._cuts[first] = np.array(sorted({need for level in first for need in self.needs[level]}))
         cut = self._cuts[first]
         left = dict.fromkeys(first, cut) | dict.fromkeys(second, self.slots - cut)
-        known: dict[tuple[int, int], Floats] = {}
+        known: dict[tuple[int, int], Floats | float] = {}
         longest: Floats = np.zeros(len(cut))
         for terms in program.paths:
-            total: Floats = np.zeros(len(cut))
+            total: Floats | float = 0.0
             for key in enumerate(terms):
                 if key not in known:
                     fastest = self._within(*key)
-                    known[key] = fastest[left[key[0]]] if key[0] in left else fastest[-1:]
+                    known[key] = fastest[left[key[0]]] if key[0] in left else float(fastest[-1])
                 total = total + known[key]
             longest = np.maximum(longest, total)
         return float(longest.min())

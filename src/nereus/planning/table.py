@@ -73,7 +73,7 @@ class Ideal:
         self.slots = int(table.slots.min())
         self.resident = float(table.resident.min())
         self._best: dict[int, float] = {}
-        self._stairs: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+        self._stairs: dict[tuple[str, int], Floats] = {}
         self._orders: dict[str, tuple[Ints, Floats]] = {}
 
     def best(self, calls: int) -> float:
@@ -82,15 +82,17 @@ class Ideal:
             self._best[calls] = float(self.table.weight(calls).min())
         return self._best[calls]
 
-    def within(self, limited: str, calls: int, limit: Floats) -> Floats:
-        """With at most `limit` slots, resident bytes, or bytes in all; infinite where no row is left."""
+    def left(self, limited: str, limit: Floats) -> Ints:
+        """How many rows have at most `limit` slots, resident bytes, or bytes in all."""
+        return self._order(limited)[1].searchsorted(limit, side="right")
+
+    def within(self, limited: str, calls: int, left: Ints) -> Floats:
+        """Of so many rows with fewest slots or bytes; infinite where none is left."""
         key = (limited, calls)
         if key not in self._stairs:
-            order, steps = self._order(limited)
-            least = np.minimum.accumulate(self.table.weight(calls)[order])
-            self._stairs[key] = (steps, np.concatenate(([np.inf], least)))
-        steps, least = self._stairs[key]
-        return least[np.searchsorted(steps, limit, side="right")]
+            least = np.minimum.accumulate(self.table.weight(calls)[self._order(limited)[0]])
+            self._stairs[key] = np.concatenate(([np.inf], least))
+        return self._stairs[key][left]
 
     def _order(self, limited: str) -> tuple[Ints, Floats]:
         if limited not in self._orders:
