@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nereus.clusters.named import machine
-from nereus.core import Assignment, Candidate, Layout, Lengths, ModelStage, Plan, Workflow, Workload, plugins
+from nereus.core import Assignment, Candidate, Cluster, Layout, Lengths, ModelStage, Plan, Workflow, Workload, plugins
 from nereus.core.ports import Algorithm
 from nereus.cost.step import StepModel
 from nereus.families.models import named
+from nereus.planning.place import place
 
 MODELS = {"DeepSeek V3": "DeepSeek-V3", "Qwen3-235B": "Qwen3-235B-A22B", "Qwen3-30B3A": "Qwen3-30B-A3B"}
 MACHINES = {"H100": "h100", "GB200": "gb200"}
@@ -77,7 +78,7 @@ def _row(line: Mapping[str, str], system: str) -> RLRow:
         max_response_tokens=int(longest),
         packed=(line["model"], system) not in UNPACKED,
     )
-    plan = Plan(tuple(_placed(line, stage, devices, precision) for stage in workflow.model_stages))
+    plan = Plan(tuple(_placed(line, stage, cluster, precision) for stage in workflow.model_stages))
     label = f"{line['algorithm']} {line['model']} {system} x{devices}"
     return RLRow(label, StepModel(workflow, workload, cluster), plan, float(line["step_time_s"]))
 
@@ -88,11 +89,12 @@ def _verified(workflow: Workflow) -> Workflow:
     return replace(workflow, calls=calls)
 
 
-def _placed(line: Mapping[str, str], stage: ModelStage, devices: int, precision: str) -> Assignment:
+def _placed(line: Mapping[str, str], stage: ModelStage, cluster: Cluster, precision: str) -> Assignment:
     """Every model-stage on all devices, on the host while others work.
 
     A packed micro-batch has room for one sequence of the greatest length.
     """
+    devices = int(line["gpus"])
     if stage.stage.value == "generation":
         tp, pp = json.loads(line["gen_tp_pp"])
         dp = devices // (tp * pp)
@@ -107,8 +109,7 @@ def _placed(line: Mapping[str, str], stage: ModelStage, devices: int, precision:
             stage, layout, dp, fits, again, offload=True, zero=1, cp=cp, ep=ep, vpp=vpp, sequence_parallel=tp > 1,
             precision=precision,
         )  # fmt: skip
-    size = candidate.layout.size * candidate.cp
-    return Assignment(candidate, tuple(tuple(range(i * size, (i + 1) * size)) for i in range(candidate.dp)))
+    return Assignment(candidate, place(candidate, [cluster.ids[:devices]]))
 
 
 def _degrees(line: Mapping[str, str]) -> list[str]:

@@ -39,9 +39,22 @@ def test_groups_that_leave_nodes_of_eight(tp: int, pp: int, dp: int, leaves: tup
 
 
 def dealt(candidate: Candidate, node: int) -> Ints:
-    """The node of every device where nodes get whole tp x cp groups."""
-    group = candidate.layout.tp * candidate.cp
-    return np.arange(candidate.devices) // (node // group * group)
+    """The node of every device, unit by unit, where nodes get whole tp x cp groups; with experts pp is outermost."""
+    group, pp, dp = candidate.layout.tp * candidate.cp, candidate.layout.pp, candidate.dp
+    turns = [pp_rank * dp + unit if candidate.ep > 1 else unit * pp + pp_rank
+             for unit in range(dp) for pp_rank in range(pp)]  # fmt: skip
+    return np.repeat(np.array(turns) // (node // group), group)
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp", "leaves"), [
+    (1, 8, 8, {"pp"}),  # the eight replicas of a pp rank, and so its experts, fill a node
+    (1, 4, 16, {"pp", "dp"}),
+    (2, 4, 8, {"pp", "dp"}),
+])  # fmt: skip
+def test_with_experts_the_pipeline_leaves_its_node_first(tp: int, pp: int, dp: int, leaves: set[str]) -> None:
+    candidate = Candidate(ACTOR, Layout(tp, pp), dp, ep=8)
+    for rows in (Rows.of([candidate], 16, 8), Rows.placed(packed(candidate), 16, dealt(candidate, 8))):
+        assert {name for name in ("tp", "pp", "dp", "ep", "cp") if getattr(rows, f"{name}_spans")[0]} == leaves
 
 
 TPS, PPS, DPS = st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 12)
@@ -68,11 +81,10 @@ def test_an_expert_group_leaves_its_node_when_its_devices_lie_in_two(
 ) -> None:
     ep = data.draw(st.sampled_from([ep for ep in range(1, tp * dp + 1) if tp * dp % ep == 0]))
     candidate = Candidate(ACTOR, Layout(tp, pp), dp, ep=ep)
-    nodes = dealt(candidate, node)
-    groups = nodes.reshape(-1, ep)  # neighbouring devices: pp is outermost
+    groups = (np.arange(candidate.devices) // (node // tp * tp)).reshape(-1, ep)  # neighbours: pp is outermost
     expected = bool((groups != groups[:, :1]).any())
     if tp % ep == 0 or ep % tp == 0:  # else some group begins inside a tp group
-        assert Rows.placed(packed(candidate), 16, nodes).ep_spans[0] == expected
+        assert Rows.placed(packed(candidate), 16, dealt(candidate, node)).ep_spans[0] == expected
 
 
 @pytest.mark.parametrize(("degree", "experts"), [(8, 1), (16, 1), (32, 1), (64, 1), (1, 8), (1, 64), (2, 32)])

@@ -41,6 +41,12 @@ def test_cp_groups_stay_inside_nodes_where_they_can() -> None:
     assert units(nodes, 2, 1, 1, cp=6) == (tuple(range(12)),)
 
 
+def test_with_experts_the_replicas_of_a_pp_rank_are_neighbours() -> None:
+    nodes = [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert place(Candidate(ACTOR, Layout(1, 2), 4, ep=4), nodes) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert place(Candidate(ACTOR, Layout(2, 2), 2, ep=2), nodes) == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5),

@@ -76,7 +76,8 @@ class Rows:
     def of(cls, candidates: Sequence[Candidate], layers: int, node_size: int) -> Rows:
         """Rows of candidates whose units are dealt to nodes of `node_size` devices in (dp, pp, cp, tp) order.
 
-        A node gets whole groups of tp × cp devices and keeps what they leave over; a group larger than it does not.
+        With expert groups the order is (pp, dp, cp, tp): the replicas of a pp rank are neighbours. A node gets whole
+        groups of tp × cp devices and keeps what they leave over; a group larger than it does not.
         """
         tp, pp, dp, cp, ep = (
             _ints(each)
@@ -84,6 +85,7 @@ class Rows:
         )
         ends = [_layers(candidate, layers) for candidate in candidates]
         packed = _Packed.of(tp, cp, node_size)
+        inner_spans = packed.split(tp * cp * np.where(ep > 1, dp, pp))
         leaves = tp * cp * pp * dp > packed.node
         return cls(
             tp, pp, dp, cp, ep,
@@ -98,8 +100,8 @@ class Rows:
             layers_middle=_ints(end[1] for end in ends),
             layers_last=_ints(end[2] for end in ends),
             tp_spans=leaves & packed.split(tp),
-            pp_spans=leaves & (pp > 1) & packed.split(tp * cp * pp),
-            dp_spans=leaves & (dp > 1),
+            pp_spans=leaves & (pp > 1) & ((ep > 1) | inner_spans),
+            dp_spans=leaves & (dp > 1) & ((ep == 1) | inner_spans),
             ep_spans=leaves & (ep > 1) & packed.split(expert_devices(tp, cp, dp, ep)),
             cp_spans=leaves & (cp > 1) & packed.split(tp * cp),
             node=packed.fewest(tp * cp * pp * dp),
@@ -117,7 +119,7 @@ class Rows:
             nodes[:, :, :, :1], nodes[:, :, :1], nodes[:, :1], nodes[:1],
         ))  # fmt: skip
         fewest = int(np.unique(nodes, return_counts=True)[1].min())
-        sets = nodes.reshape(-1, int(expert_devices(row.tp, row.cp, row.dp, row.ep)[0]))
+        sets = nodes.swapaxes(0, 1).reshape(-1, int(expert_devices(row.tp, row.cp, row.dp, row.ep)[0]))
         ep = candidate.ep > 1 and (tp or cp or bool((sets != sets[:, :1]).any()))
         return row.spanning(tp, pp, dp, ep, cp, fewest)
 

@@ -241,6 +241,7 @@ class Grids:
         pp_spans, dp_spans, cp_spans = (
             column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans)
         )
+        self._deal_ranks(np.flatnonzero((ep > 1) & (pp > 1)), tp, cp, pp, dp, pp_spans, dp_spans)
         rows = Rows(
             tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vpp=variants.vpp[option], zero=variants.zero[option],
             micro_batch=micro_batch, recompute=variants.recompute[option], kv_bytes=kv_bytes,
@@ -251,6 +252,17 @@ class Grids:
             node=degrees.node[which],
         )  # fmt: skip
         return Grid(model_stage, rows, degrees.slots[which], which)
+
+    def _deal_ranks(self, rows: Ints, tp: Ints, cp: Ints, pp: Ints, dp: Ints, pp_spans: Bools, dp_spans: Bools) -> None:
+        """Correct rows whose replicas of a pp rank are neighbours: pp and dp change places in the packing."""
+        kinds, where = np.unique(np.array([tp, cp, dp])[:, rows], axis=1, return_inverse=True)
+        runs = [self._packing(one, other).runs(width) for one, other, width in kinds.T.tolist()]
+        apart, moved = (
+            np.array([getattr(run, name) for run in runs], dtype=np.int64)[where.ravel()]
+            for name in ("pp_from", "dp_from")
+        )
+        dp_spans[rows] = (dp[rows] > 1) & (pp[rows] >= apart)
+        pp_spans[rows] = pp[rows] >= moved
 
     def _ep_spans(self, tp: Ints, cp: Ints, pp: Ints, dp: Ints, ep: Ints, cp_spans: Bools, dp_spans: Bools) -> Bools:
         """Whether any expert group leaves its node."""

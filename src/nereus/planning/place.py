@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from nereus.core import Assignment, Candidate, ModelStage, Partition, Plan, Stage
 from nereus.planning.pool import Site
@@ -13,18 +14,24 @@ Slots = Sequence[tuple[int, ...]]
 
 
 def place(candidate: Candidate, nodes: Slots) -> Units:
-    """Units packed into nodes of these devices, each node keeping what it cannot use."""
+    """Units packed into nodes of these devices, each node keeping what it cannot use.
+
+    One unit after another; with expert groups one pp rank after another, all its replicas side by side.
+    """
     tp, cp = candidate.layout.tp, candidate.cp
     piece = tp * cp if any(len(node) >= tp * cp for node in nodes) else tp
     flat: list[int] = []
-    size, wanted = candidate.layout.size * cp, candidate.devices
+    wanted = candidate.devices
     for node in nodes:
         if len(flat) >= wanted:
             break
         flat += node[: len(node) // piece * piece]
     if len(flat) < wanted:
         raise ValueError(f"{candidate}: {len(flat)} devices in blocks of {piece}, {wanted} are needed")
-    return tuple(tuple(flat[start : start + size]) for start in range(0, wanted, size))
+    blocks = [tuple(flat[start : start + tp * cp]) for start in range(0, wanted, tp * cp)]
+    pp, dp = candidate.layout.pp, candidate.dp
+    units = (blocks[unit::dp] if candidate.ep > 1 else blocks[unit * pp : (unit + 1) * pp] for unit in range(dp))
+    return tuple(tuple(chain.from_iterable(unit)) for unit in units)
 
 
 def shared_out(
