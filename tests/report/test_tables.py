@@ -30,6 +30,13 @@ def test_a_plan_explains_itself_in_numbers() -> None:
     assert "plans that came close" in text
 
 
+def test_a_narrow_screen_cuts_nothing() -> None:
+    shown = answer(Problem(WORKFLOW, workload(), cluster(2, speed=0.3), Capabilities()), widest=Capabilities())
+    console = Console(file=io.StringIO(), width=70)
+    console.print(tables.answer(shown))
+    assert "…" not in str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
 def test_refusals_are_grouped_by_reason() -> None:
     refused = [Rejection(f"plan {index}", "too large") for index in range(5)] + [Rejection("other", "too slow")]
     found = tables.grouped(refused[::-1])

@@ -7,10 +7,11 @@ from typing import TypedDict
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from nereus.core import Rejection
 from nereus.core.sizes import show_bytes, show_seconds
+from nereus.planning.search import SearchResult
 from nereus.report.answer import IMPORTED, Answer, Comparison, RunnerUp
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
@@ -31,10 +32,7 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "plan")
     if shown.result is not None:
-        parts.append(
-            f"{shown.result.considered:,} candidates of its model-stages were priced; "
-            f"no plan is below {show_seconds(shown.result.bound_s)} s a step"
-        )
+        parts.append(f"{shown.result.considered:,} candidates of its model-stages were priced; {bound(shown.result)}")
     if shown.runners_up:
         parts.append(_runners_up(shown.runners_up))
     if shown.result is not None and shown.result.refused:
@@ -43,6 +41,13 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
         parts.append("what would help:" if shown.best is None else "what would make the step shorter:")
         parts += [f"  {escape(line.describe())}" for line in shown.advice]
     return Group(*parts)
+
+
+def bound(result: SearchResult) -> str:
+    """What is proven of all other plans."""
+    if result.bound_s is None:
+        return "the best plan fits only judged device by device: others like it may be faster"
+    return f"no plan whose fullest pp ranks fit together is below {show_seconds(result.bound_s)} s a step"
 
 
 def plan(view: PlanView, title: str) -> list[RenderableType]:
@@ -181,4 +186,5 @@ def _refused(refused: Collection[Rejection]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left")
+    """Narrow columns wrap: a name or a device list that is cut says nothing."""
+    return Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
