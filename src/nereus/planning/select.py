@@ -36,23 +36,25 @@ def fastest(arrangements: Sequence[Arrangement], workflow: Workflow, k: int) -> 
             ranked.append((bounds[each.key].of(each.program), index))
     ranked.sort()
 
-    def solver(index: int, tables: Sequence[Table]) -> Solver:
-        each = arrangements[index]
-        return Solver(each.program, tables, each.slots, each.room, best, index)
-
-    for bound_s, index in ranked:
-        if bound_s < best.cutoff_s and arrangements[index].program.colocated:
-            solver(index, [_few(table) for table in arrangements[index].tables]).run(WIDTH)
-    near: dict[object, list[Table]] = {}
-    for bound_s, index in ranked:
-        if bound_s < best.cutoff_s:
+    known: dict[object, tuple[float, Sequence[Table]]] = {}
+    for quick in (True, False):
+        for bound_s, index in ranked:
             each = arrangements[index]
-            if each.key not in near:
-                rows = Solver(free, each.tables, each.slots, each.room[:1] * len(free.levels), best).near()
-                near[each.key] = [t if w.all() else t[w] for t, w in zip(each.tables, rows, strict=True)]
-            if all(map(len, near[each.key])):
-                solver(index, near[each.key]).run()
+            if bound_s < best.cutoff_s and (each.program.colocated or not quick):
+                cutoff_s, tables = known.get(each.key, (float("inf"), each.tables))
+                if best.cutoff_s < cutoff_s:
+                    tables = _near(free, tables, each, best)
+                    known[each.key] = best.cutoff_s, tables
+                if all(map(len, tables)):
+                    tables = [_few(table) for table in tables] if quick else tables
+                    Solver(each.program, tables, each.slots, each.room, best, index).run(WIDTH if quick else None)
     return best
+
+
+def _near(free: Program, tables: Sequence[Table], each: Arrangement, best: Best) -> list[Table]:
+    """Rows that may still count, by what they take with the fastest of the others beside them."""
+    rows = Solver(free, tables, each.slots, each.room[:1] * len(free.levels), best).near()
+    return [table if near.all() else table[near] for table, near in zip(tables, rows, strict=True)]
 
 
 def choose(workflow: Workflow, tables: Mapping[ModelStage, Table], slots: int, room: float, k: int) -> Best:
@@ -81,6 +83,7 @@ class _Bounds:
         self.needs = [set(table.slots.tolist()) for table in tables]
         self._cuts: dict[tuple[int, ...], Ints] = {(): np.array([slots])}
         self._best: dict[tuple[int, int], Floats] = {}
+        self._paths: dict[object, Floats | float] = {}
 
     def of(self, program: Program) -> float:
         """No choice of this shape is faster."""
@@ -89,16 +92,13 @@ class _Bounds:
             self._cuts[first] = np.array(sorted({need for level in first for need in self.needs[level]}))
         cut = self._cuts[first]
         left = dict.fromkeys(first, cut) | dict.fromkeys(second, self.slots - cut)
-        known: dict[tuple[int, int], Floats | float] = {}
         longest: Floats = np.zeros(len(cut))
         for terms in program.paths:
-            total: Floats | float = 0.0
-            for key in enumerate(terms):
-                if key not in known:
-                    fastest = self._within(*key)
-                    known[key] = fastest[left[key[0]]] if key[0] in left else float(fastest[-1])
-                total = total + known[key]
-            longest = np.maximum(longest, total)
+            key = (first, second, terms)
+            if key not in self._paths:
+                every = ((self._within(level, calls), left.get(level)) for level, calls in enumerate(terms))
+                self._paths[key] = sum(float(each[-1]) if cuts is None else each[cuts] for each, cuts in every)
+            longest = np.maximum(longest, self._paths[key])
         return float(longest.min())
 
     def _within(self, level: int, calls: int) -> Floats:

@@ -52,16 +52,17 @@ class Table:
 
     def undominated(self) -> Table:
         """Without rows that another of the same name matches in everything."""
-        order = np.lexsort((self.transient, self.resident, np.sum(self.calls, axis=0), self.name))
-        name, sizes = self.name[order], [size[order] for size in self.sizes()]
+        order = np.argsort(self.name, kind="stable")
+        name, sizes = self.name[order], np.array(self.sizes())[:, order]
         beaten = np.zeros(len(order), dtype=np.bool_)
         for shift in range(1, len(order)):
             alike = name[shift:] == name[:-shift]
             if not alike.any():
                 break
-            for size in sizes:
-                alike &= size[:-shift] <= size[shift:]
-            beaten[shift:] |= alike
+            earlier, later = sizes[:, :-shift], sizes[:, shift:]
+            first = (earlier <= later).all(axis=0)
+            beaten[shift:] |= alike & first
+            beaten[:-shift] |= alike & (earlier >= later).all(axis=0) & ~first
         return self[np.sort(order[~beaten])]
 
 
