@@ -12,11 +12,14 @@ from nereus.planning.select import fastest
 LARGEST = 1 << 20
 """No device is looked for that has more times the memory of those there are."""
 PRECISION = 1e-6
+SMALL = 8
+"""Up to so many devices, plans that only fit device by device are looked for where too few fit otherwise."""
 
 
 def nothing_fits(problem: Problem, model: StepModel, choices: Choices, lean: Plan | None) -> InfeasibleError | None:
     """The error that says what the leanest plan lacks, on which device and why; None when it fits after all."""
-    where = f"no plan fits {len(problem.cluster.devices)} devices"
+    devices = len(problem.cluster.devices)
+    where = f"no plan fits {devices} devices"
     for model_stage in problem.workflow.model_stages:
         if not choices.exists(model_stage):
             reasons = {r.reason for r in choices.refusals.all() if r.plan.startswith(str(model_stage))}
@@ -28,6 +31,8 @@ def nothing_fits(problem: Problem, model: StepModel, choices: Choices, lean: Pla
     short = shortage(problem, peaks)
     if not short:
         return None
+    counted = f" (above {SMALL} devices the fullest pp ranks of model-stages are counted as if on one device)"
+    where += counted if devices > SMALL else ""
     return InfeasibleError(
         f"{where}; the one that needs least is {lean.describe()}: {explain_shortage(problem, peaks)}", short
     )

@@ -11,13 +11,11 @@ from nereus.core import Assignment, Candidate, InfeasibleError, Layout, ModelSta
 from nereus.cost.step import StepModel
 from nereus.planning.choices import Choices
 from nereus.planning.judge import Scored, misfit
-from nereus.planning.leanest import leanest, nothing_fits
+from nereus.planning.leanest import SMALL, leanest, nothing_fits
 from nereus.planning.legal import check_pins
 from nereus.planning.problem import Problem
 from nereus.planning.select import fastest
 
-SMALL = 8
-"""Up to so many devices, plans that only fit device by device are looked for where too few fit otherwise."""
 TRIED = 128
 """So many of them are judged."""
 TIE_DIGITS = 9
@@ -28,15 +26,16 @@ Name = tuple[Candidate, ...]
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`best` fastest first, no two with the same layouts and replicas. No plan of the space is below `bound_s`.
+    """`best` fastest first, no two with the same layouts and replicas; `considered` candidates were priced.
 
-    `considered` candidates were priced, of all model-stages together.
+    No plan of the space whose fullest pp ranks fit on one device together is below `bound_s`. It is None where the best
+    plan is none of these: it fits only device by device, or is the current one. Others like it may be faster.
     """
 
     best: tuple[Scored, ...]
     refused: tuple[Rejection, ...]
     considered: int
-    bound_s: float
+    bound_s: float | None
 
 
 def search(problem: Problem, k: int = 8) -> SearchResult:
@@ -53,6 +52,7 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
     if len(plans) < k and len(problem.cluster.devices) <= SMALL:
         plans += _tight(problem, model, k)
     offered: dict[Name, Scored] = {}
+    exact = min((_digits(Scored(plan, model.estimate(plan))) for plan in plans[: len(best.found)]), default=None)
     current = problem.current
     if current is not None and misfit(problem, model, current) is None:
         offered[_name(current)] = Scored(current, model.estimate(current))
@@ -67,7 +67,7 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
             raise reason or InfeasibleError(f"no plan fits {len(problem.cluster.devices)} devices")
         offered[_name(lean)] = Scored(lean, model.estimate(lean))
     ranked = sorted(offered.values(), key=lambda scored: (_digits(scored), _changes(current, scored.plan)))[:k]
-    bound_s = min(each.estimate.step_s for each in ranked)
+    bound_s = ranked[0].estimate.step_s if exact is not None and exact <= _digits(ranked[0]) else None
     return SearchResult(tuple(ranked), choices.refusals.all(), choices.considered, bound_s)
 
 

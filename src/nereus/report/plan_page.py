@@ -27,7 +27,7 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "The best plan")
     if shown.result is not None:
-        parts.append(f"<p>No plan is below {show_seconds(shown.result.bound_s)} s a step.</p>")
+        parts.append(f"<p>{escape(tables.bound(shown.result).capitalize())}.</p>")
     if shown.runners_up:
         rows = ((show_seconds(r.step_s), f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
         parts += ["<h2>Plans that came close</h2>", html.table(("step s", "slower by", "what differs"), rows)]
