@@ -16,7 +16,7 @@ from nereus.core import DeviceKind, Efficiency, Link, ModelSpec, Workload
 from nereus.cost.kernels import Rates
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
-from nereus.cost.training import Pipeline
+from nereus.cost.training import Pipeline, Shares
 
 NOISE = 0.05
 """Relative error of the model where every constant is right; errors far beyond it are outliers."""
@@ -179,7 +179,7 @@ def _predict(groups: Sequence[_Group], site: Site, count: int) -> Floats:
     seconds = np.zeros(count)
     for group in groups:
         pipeline = Pipeline(group.spec, group.rows, group.workload, site, train=True)
-        seconds[group.index] = pipeline.price(group.share, group.repeats).seconds
+        seconds[group.index] = pipeline.price(Shares.of(group.rows, group.share), group.repeats).seconds
     return seconds
 
 

@@ -22,9 +22,12 @@ UNCERTAINTY = "uncertainty"
 """Constant of kinds whose other constants are those of a relative: deviation of the logarithm of an efficiency."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """`intra` joins the devices of a node, `inter` nodes. Learnt efficiencies are shares of the ideal rate by class."""
+    """`intra` joins the devices of a node, `inter` nodes. Learnt efficiencies are shares of the ideal rate by class.
+
+    Known by identity: what follows from one is remembered.
+    """
 
     rates: Rates
     intra: Link

@@ -3,23 +3,25 @@
 A unit handles the largest share of a mini-batch (D5.8) in micro-batches under one forward, one backward (1F1B). The
 step of the busiest pp rank is all its micro-batches and one micro-batch of every other rank; that wait counts as `pp`.
 
-Many rows share the sizes of their micro-batches: layers are priced once for each distinct one.
+Many rows share the sizes of their micro-batches: layers are priced once for each distinct one. Models that differ in
+their head alone, as an actor and its critic, share all else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
-from nereus.core import ModelSpec, Workload
+from nereus.core import Head, ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.layer import Block, MicroBatch
 from nereus.cost.lengths import moments, padded
 from nereus.cost.prices import CallPrices
-from nereus.cost.ranks import Ranks
+from nereus.cost.ranks import RECENT, Ranks
 from nereus.cost.replicas import Replicas
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
@@ -36,14 +38,46 @@ MINI_BATCH_COMMANDS = 2
 
 def forward(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> CallPrices:
     """Forward passes over a whole step's batch (inference, old log-probabilities), on the unit with most of it."""
-    share = -(-workload.sequences // rows.dp)
-    return Pipeline(spec, rows, workload, site, train=False).price(share)
+    return Pipeline(spec, rows, workload, site, train=False).price(_shares(rows, workload.sequences))
 
 
 def update(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> CallPrices:
     """All mini-batches and epochs of a step, on the unit with most of them."""
-    share = -(-workload.mini_batch // rows.dp)
-    return Pipeline(spec, rows, workload, site, train=True).price(share, workload.updates)
+    shares = _shares(rows, workload.mini_batch)
+    return Pipeline(spec, rows, workload, site, train=True).price(shares, workload.updates)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """What a unit handles by row, known by identity: `full` micro-batches of `size` sequences, then one of `rest`."""
+
+    size: Ints
+    full: Ints
+    rest: Ints
+
+    @classmethod
+    def of(cls, rows: Rows, share: Ints) -> Shares:
+        """`share` sequences cut as the rows say."""
+        size = np.minimum(rows.micro_batch, share)
+        return cls(size, *np.divmod(share, size))
+
+
+@lru_cache(maxsize=RECENT)
+def _shares(rows: Rows, sequences: int) -> Shares:
+    return Shares.of(rows, -(-sequences // rows.dp))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One micro-batch by class without the head. `block` has one row of each distinct kind, `index` says whose."""
+
+    block: Block
+    index: Ints
+    seconds: Seconds
+
+    def column(self, seconds: Floats) -> Floats:
+        """Those of the block's rows by row."""
+        return np.asarray(seconds, dtype=float)[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +90,14 @@ class Pipeline:
     site: Site
     train: bool
 
-    def price(self, share: Ints, repeats: Ints | int = 1) -> CallPrices:
-        """The call `repeats` times, of which a unit handles `share` sequences each time."""
-        rows = self.rows
-        size = np.minimum(rows.micro_batch, share)
-        full, rest = np.divmod(share, size)
+    def price(self, shares: Shares, repeats: Ints | int = 1) -> CallPrices:
+        """The call `repeats` times, of which a unit handles its share each time."""
+        rows, full, rest = self.rows, shares.full, shares.rest
         ranks = Ranks.stacked(rows, self.spec.layers)
-        one = self._micro_batch(size, ranks)
+        one = self._micro_batch(shares, ranks)
         total = {name: full * seconds for name, seconds in one.items()}
         if rest.any():
-            last = self._micro_batch(np.maximum(rest, 1), ranks)
+            last = self._micro_batch(shares, ranks, last=True)
             total = {name: seconds + (rest > 0) * last[name] for name, seconds in total.items()}
         replicas = Replicas(self.spec, rows, self.site, ranks)
         total |= replicas.update(one, full + (rest > 0)) if self.train else replicas.gather(one, full + (rest > 0))
@@ -79,30 +111,37 @@ class Pipeline:
         ideal["dispatch"] = repeats * np.full(len(rows), commands * self.site.dispatch_s)
         return CallPrices(self.site.weigh(ideal), ideal)
 
-    def _micro_batch(self, size: Ints, ranks: Ranks) -> dict[str, Floats]:
-        """One micro-batch of `size` sequences by class."""
+    def _micro_batch(self, shares: Shares, ranks: Ranks, last: bool = False) -> dict[str, Floats]:
+        """One micro-batch by class: a full one, or the last."""
+        body = replace(self, spec=replace(self.spec, head=Head.LM)).body(shares, last)
+        block, found = replace(body.block, spec=self.spec), dict(body.seconds)
+        found["forward"] = found["forward"] + ranks.last * body.column(block.head_s())
+        if "tp" in found:
+            found["tp"] = found["tp"] + ranks.last * body.column(block.head_tp_s())
+        if self.train:
+            found["backward"] = found["backward"] + ranks.last * body.column(block.head_s(backward=True))
+        return found
+
+    @lru_cache(maxsize=2)  # noqa: B019  (the key is this frozen pipeline, and few are kept)
+    def body(self, shares: Shares, last: bool) -> Body:
+        """One micro-batch without the head."""
+        size, ranks = np.maximum(shares.rest, 1) if last else shares.size, Ranks.stacked(self.rows, self.spec.layers)
         few, index = _distinct(size, self.rows)
         block = Block(self.spec, self.rows[few], self.site, self._batch(size[few]))
-
-        def column(seconds: Floats) -> Floats:
-            return np.asarray(seconds, dtype=float)[index]
-
-        found = {
-            "forward": ranks.first * column(block.embedding_s()) + ranks.last * column(block.head_s()),
-            "pp": self._sent_s(column(block.hidden_bytes), ranks),
-        }
+        found: dict[str, Floats] = {}
+        body = Body(block, index, found)
+        found["forward"] = ranks.first * body.column(block.embedding_s())
+        found["pp"] = self._sent_s(body.column(block.hidden_bytes), ranks)
         if "tp" in self._exchanged:
-            found["tp"] = ranks.first * column(block.hidden_tp_s()) + ranks.last * column(block.head_tp_s())
-        if self.train:
-            found["backward"] = ranks.last * column(block.head_s(backward=True))
+            found["tp"] = ranks.first * body.column(block.hidden_tp_s())
         for routed, layers in self._layers(ranks):
             passes = block.passes(routed, self.train)
             for name, each in zip(("forward", "backward"), passes, strict=False):
-                found[name] = found[name] + layers * column(each.compute)
+                found[name] = found.get(name, 0.0) + layers * body.column(each.compute)
             for name in self._exchanged:
-                seconds = column(sum(getattr(each, name) for each in passes))
+                seconds = body.column(sum(getattr(each, name) for each in passes))
                 found[name] = found.get(name, 0.0) + layers * seconds
-        return found
+        return body
 
     @property
     def _exchanged(self) -> tuple[str, ...]:
