@@ -53,6 +53,14 @@ def test_runs_priced_together_cost_what_they_cost_alone() -> None:
     assert len({len(run.rows) for run in runs}) == 1
 
 
+def test_packed_runs_are_not_priced_as_padded_ones() -> None:
+    tail = Lengths(200, 400, 512, (64.0, 200.0, 512.0))
+    runs = [replace(run, workload=replace(run.workload, response=tail, packed=packed))
+            for run in measured(SITE, batches=(16,)) for packed in (False, True)]  # fmt: skip
+    alone = np.concatenate([predict([run], SITE) for run in runs])
+    np.testing.assert_allclose(predict(runs, SITE), alone, rtol=1e-12)
+
+
 def test_planted_constants_come_back() -> None:
     found = fit(measured(SITE, noise=0.02), SITE, WANTED)
     assert found.constants["device.gemm.share"].value == pytest.approx(0.62, rel=0.05)

@@ -20,16 +20,21 @@ from nereus.core import (
     Head,
     Layout,
     Lengths,
+    Link,
     ModelSpec,
     SettingsError,
     Work,
     Workload,
     expand,
 )
+from nereus.cost.cache import kv_token_bytes
+from nereus.cost.decoding import Engine
 from nereus.cost.held import Held
-from nereus.cost.memory import Memory, kv_token_bytes, runtime_bytes, sequence_kv_bytes
+from nereus.cost.kernels import Rates
+from nereus.cost.memory import Memory, runtime_bytes, sequence_kv_bytes
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Rows
+from nereus.cost.site import Site
 from nereus.cost.state import family_of, schema
 from nereus.cost.step import StepModel
 from tests.cost.jobs import ACTOR, CRITIC, GENERATION, REFERENCE, SMALL, WORKLOAD, cluster, colocated, grpo, ppo
@@ -314,7 +319,7 @@ def test_finished_sequences_leave_the_kv_cache() -> None:
 
 
 def test_a_kv_budget_limits_the_cache_and_is_reserved_whole() -> None:
-    one = sequence_kv_bytes(SMALL, Layout(), WORKLOAD)
+    one = sequence_kv_bytes(SMALL, Layout(), WORKLOAD, (PLAIN,))
     free = Candidate(GENERATION, Layout(), 1, micro_batch=8)
 
     def cache(candidate: Candidate) -> float:
@@ -325,13 +330,27 @@ def test_a_kv_budget_limits_the_cache_and_is_reserved_whole() -> None:
     assert cache(replace(free, micro_batch=2, kv_bytes=20 * one)) == 20 * one
 
 
+def test_an_engine_with_a_narrower_cache_holds_what_it_reads() -> None:
+    """One byte an element instead of four, in memory, in a budget and in what a decode step reads."""
+    narrow, free = {"generation.kv_bytes": 1.0}, Candidate(GENERATION, Layout(), 1, micro_batch=8)
+    cache = [terms(memory(constants=each), free, Work.GENERATE)[0]["kv cache"] for each in ({}, narrow)]
+    kinds = (replace(PLAIN, constants=narrow), PLAIN)
+    budgets = [sequence_kv_bytes(SMALL, Layout(), WORKLOAD, kinds[:count]) for count in (2, 1)]
+    rates = [Rates(1e14, 1e12, 1e-6, tuple(each.items())) for each in ({}, narrow)]
+    link, rows = Link(1e9, 1e-6), Rows.of([free], SMALL.layers, 8)
+    read = [Engine(SMALL, rows, Site(each, link, link, Calibration())).token_bytes[0] for each in rates]
+    assert cache[0] == 4 * cache[1]
+    assert budgets[0] == 4 * budgets[1]
+    assert read[0] == 4 * read[1] == kv_token_bytes(SMALL, rows.tp, rows.layers_first, {})[0]
+
+
 def test_kv_heads_fewer_than_tp_ranks_are_replicated_and_latent_attention_caches_one_vector() -> None:
     """4 KV heads: TP 8 holds one a rank, as TP 4 does. DeepSeek-V3: 512 + 64 elements a token and layer, whole."""
     spec = ModelSpec("qwen3", 4, 64, 32, 4, 8, 64, 96, dtype="bf16")
-    by_tp = [int(kv_token_bytes(spec, np.array(tp), np.array(4))) for tp in (1, 2, 4, 8)]
+    by_tp = [int(kv_token_bytes(spec, np.array(tp), np.array(4), {})) for tp in (1, 2, 4, 8)]
     assert by_tp == [4 * 2 * 4 * 8 * 2 // cut for cut in (1, 2, 4, 4)]
     latent = replace(spec, kv_rank=512, rope_head_dim=64, value_head_dim=8)
-    assert kv_token_bytes(latent, np.array([1, 8]), np.array(4)).tolist() == [4 * 576 * 2] * 2
+    assert kv_token_bytes(latent, np.array([1, 8]), np.array(4), {}).tolist() == [4 * 576 * 2] * 2
 
 
 def test_a_serving_engine_prefills_in_chunks_and_keeps_graphs() -> None:

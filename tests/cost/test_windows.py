@@ -21,6 +21,7 @@ from nereus.cost.windows import cached_tokens, seen_pairs
 from tests.cost.jobs import GENERATION
 
 WHOLE = ModelSpec("gemma3_text", 12, 256, 8, 2, 32, 512, 512, dtype="bf16")
+KINDS = tuple(machine("h100").kinds.values())
 NEAR = replace(WHOLE, window=64, full_every=6)
 
 
@@ -38,10 +39,10 @@ def test_counted_by_hand(tokens: int, window: int, every: int) -> None:
 def test_a_cache_holds_windows_of_most_layers() -> None:
     work = Workload(4, 1, Lengths.constant(256), Lengths.constant(768), 4, 768)
     bytes_each = 2 * 2 * 32 * 2
-    assert sequence_kv_bytes(WHOLE, Layout(), work) == 12 * 1024 * bytes_each
-    assert sequence_kv_bytes(NEAR, Layout(), work) == (2 * 1024 + 10 * 64) * bytes_each
+    assert sequence_kv_bytes(WHOLE, Layout(), work, KINDS) == 12 * 1024 * bytes_each
+    assert sequence_kv_bytes(NEAR, Layout(), work, KINDS) == (2 * 1024 + 10 * 64) * bytes_each
     short = replace(work, prompt=Lengths.constant(16), response=Lengths.constant(32), max_response_tokens=32)
-    assert sequence_kv_bytes(NEAR, Layout(), short) == sequence_kv_bytes(WHOLE, Layout(), short)
+    assert sequence_kv_bytes(NEAR, Layout(), short, KINDS) == sequence_kv_bytes(WHOLE, Layout(), short, KINDS)
 
 
 def test_decoding_reads_windows_and_long_contexts_cost_less() -> None:

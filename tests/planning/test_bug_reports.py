@@ -24,7 +24,7 @@ from nereus.core import (
     SettingsError,
     Workload,
 )
-from nereus.cost.memory import kv_token_bytes
+from nereus.cost.cache import kv_token_bytes
 from nereus.cost.rows import Rows
 from nereus.cost.step import StepModel
 from nereus.families import expert_fault, legal_ep
@@ -93,7 +93,7 @@ def test_fewer_kv_heads_than_tp_ranks_are_replicated_and_counted() -> None:
     spec = named("qwen3-30b-a3b")
     assert (spec.heads, spec.kv_heads) == (32, 4)
     assert 8 in legal_tp(problem(spec, machine("h100x8"), workload(16, 8)), ACTOR)
-    by_tp = kv_token_bytes(spec, np.array([4, 8]), np.array(spec.layers)).tolist()
+    by_tp = kv_token_bytes(spec, np.array([4, 8]), np.array(spec.layers), {}).tolist()
     assert by_tp[0] == by_tp[1] == 2 * spec.head_dim * spec.layers * 2
 
 

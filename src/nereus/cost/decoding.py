@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, Head, ModelSpec
+from nereus.cost.cache import ELEMENT, kv_token_bytes
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.kernels import Numbers, decode_attention_s, gemm_s, launched_s, stream_s
 from nereus.cost.layer import END_KERNELS, LAYER_KERNELS, Block, MicroBatch
@@ -28,7 +29,7 @@ START = MappingProxyType(
         "generation.step_s": 0.0,
         "generation.sequence_s": 0.0,
         "generation.refill": 0.0,
-        "generation.kv_bytes": 0.0,
+        ELEMENT: 0.0,
     }
 )
 """Constants of an engine of which nothing was measured: it launches every kernel and works in waves."""
@@ -80,16 +81,12 @@ class Engine:
     @property
     def kv_bytes(self) -> float:
         """Bytes of one cached element."""
-        return self["generation.kv_bytes"] or self.element_bytes
+        return self[ELEMENT] or self.element_bytes
 
     @property
     def token_bytes(self) -> Floats:
         """KV cache of one token on the device that holds most layers."""
-        spec, tp = self.spec, self.rows.tp
-        keys = 2.0 * -(-spec.kv_heads // tp) * spec.head_dim
-        if spec.kv_rank:
-            keys = np.full(len(self.rows), float(spec.kv_rank + spec.rope_head_dim))
-        return np.asarray(keys * self.rows.layers_first * self.kv_bytes)
+        return kv_token_bytes(self.spec, self.rows.tp, self.rows.layers_first, self.site.rates.named)
 
     def prefill(self, sequences: Floats, tokens: Numbers) -> Parts:
         """A forward pass over prompts of `tokens` tokens; the head sees their last ones alone."""

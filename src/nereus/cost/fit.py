@@ -155,7 +155,8 @@ def _gather(measured: Sequence[Measured]) -> list[_Group]:
         # Depth enters by the columns of rows alone, unless leading layers differ from the others.
         spec = each.spec if each.spec.experts else replace(each.spec, layers=1)
         index = np.arange(begin, begin + len(each.rows))
-        found.setdefault((spec, each.workload.prompt, each.workload.response), []).append((each, index))
+        work = each.workload
+        found.setdefault((spec, work.prompt, work.response, work.packed, work.loss), []).append((each, index))
         begin += len(each.rows)
     return [_group(parts) for parts in found.values()]
 

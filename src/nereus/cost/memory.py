@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, DeviceKind, Head, Kind, Layout, ModelSpec, Work, Workload
 from nereus.cost.activations import EAGER_NORM_COPIES, Widths
+from nereus.cost.cache import kv_token_bytes
 from nereus.cost.held import Held, split_layers
 from nereus.cost.lengths import decode_profile, moments
 from nereus.cost.ranks import Ranks
@@ -247,7 +248,7 @@ class Load:
         mine = np.where(rows.kv_bytes > 0, np.minimum(mine, rows.micro_batch), mine)
         # A budget is reserved whole, in equal parts for the layers.
         reserved = rows.kv_bytes * ranks.layers / np.maximum(rows.layers_first, 1)
-        needed = self._kv_tokens(mine) * kv_token_bytes(spec, rows.tp, ranks.layers)
+        needed = self._kv_tokens(mine) * kv_token_bytes(spec, rows.tp, ranks.layers, self.memory.kind.constants)
         cache = np.ceil(np.maximum(needed, reserved))
         prefilled = np.minimum(np.ceil(mine * prompt), self._constant("prefill.tokens", math.inf))
         found = {
@@ -285,19 +286,11 @@ def share(work: Work, workload: Workload, dp: int) -> int:
     return -(-whole // dp)
 
 
-def sequence_kv_bytes(spec: ModelSpec, layout: Layout, workload: Workload) -> int:
-    """KV cache of one longest sequence on the device of a unit that holds most layers."""
+def sequence_kv_bytes(spec: ModelSpec, layout: Layout, workload: Workload, kinds: Iterable[DeviceKind]) -> int:
+    """KV cache of one longest sequence on the device that holds most layers, of the kind where it takes most."""
     tokens = _cached(spec, workload.prompt.maximum + workload.response.maximum)
-    layers = len(layout.layers_of(0, spec.layers))
-    return max(1, int(tokens * kv_token_bytes(spec, np.array(layout.tp), np.array(layers))))
-
-
-def kv_token_bytes(spec: ModelSpec, tp: Ints, layers: Ints) -> Ints:
-    """KV cache of one token that all layers hold; latent attention caches one vector, whole on every tp rank."""
-    keys = 2 * -(-spec.kv_heads // tp) * spec.head_dim
-    if spec.kv_rank:
-        keys = np.full_like(tp, spec.kv_rank + spec.rope_head_dim)
-    return np.asarray(keys * layers * DTYPE_BYTES[spec.dtype])
+    tp, layers = np.array(layout.tp), np.array(len(layout.layers_of(0, spec.layers)))
+    return max(1, max(int(tokens * kv_token_bytes(spec, tp, layers, kind.constants)) for kind in kinds))
 
 
 def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:

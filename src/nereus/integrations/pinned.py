@@ -150,7 +150,7 @@ class _Placer:
         spec = self.workflow.spec(model_stage)
         kind = self.cluster.kind(self.cluster.ids[0])
         memory = Memory(spec, False, self.workload, kind)
-        one = sequence_kv_bytes(spec, layout, self.workload)
+        one = sequence_kv_bytes(spec, layout, self.workload, (kind,))
         own = math.floor(self.found.kv_share * kind.memory_bytes)
         live = share
         # Storage of one layer's keys or values exists twice while the cache grows.

@@ -280,8 +280,9 @@ class Grids:
     def _kv_bytes(self, model_stage: ModelStage, tp: Ints, pp: Ints) -> Ints:
         """KV cache of one longest sequence, by row."""
         spec, found = self.problem.workflow.spec(model_stage), np.zeros(len(tp), dtype=np.int64)
+        work, kinds = self.problem.workload, self.problem.cluster.kinds.values()
         code, where = np.unique(tp * NODES + pp, return_inverse=True)
-        each = [sequence_kv_bytes(spec, Layout(*divmod(int(one), NODES)), self.problem.workload) for one in code]
+        each = [sequence_kv_bytes(spec, Layout(*divmod(int(one), NODES)), work, kinds) for one in code]
         found[:] = np.array(each, dtype=np.int64)[where]
         return found
 
