@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nereus.core import ModelStage, Workflow
-from nereus.cost.rows import Floats, Ints
+from nereus.cost.rows import Floats
 from nereus.planning.choices import REPLICAS, Arrangement
 from nereus.planning.exact import Best, Solver
 from nereus.planning.program import Program, programs
@@ -79,33 +79,31 @@ class _Bounds:
 
     def __init__(self, tables: Sequence[Table], slots: int) -> None:
         self.slots = slots
-        self.tables = tables
         self.needs = [set(table.slots.tolist()) for table in tables]
-        self._cuts: dict[tuple[int, ...], Ints] = {(): np.array([slots])}
-        self._best: dict[tuple[int, int], Floats] = {}
-        self._paths: dict[object, Floats | float] = {}
+        self._first = np.cumsum([0] + [1 << len(table.calls) for table in tables])
+        """Where the sets of calls of each level begin among `_fastest`."""
+        self._level = np.repeat(np.arange(len(tables)), np.diff(self._first))
+        every = [(table, calls) for table in tables for calls in range(1 << len(table.calls))]
+        self._fastest = np.array([self._within(*each) for each in every])
+        self._cut: dict[object, Floats] = {}
 
     def of(self, program: Program) -> float:
         """No choice of this shape is faster."""
-        first, second = program.sides
-        if first not in self._cuts:
-            self._cuts[first] = np.array(sorted({need for level in first for need in self.needs[level]}))
-        cut = self._cuts[first]
-        left = dict.fromkeys(first, cut) | dict.fromkeys(second, self.slots - cut)
-        longest: Floats = np.zeros(len(cut))
-        for terms in program.paths:
-            key = (first, second, terms)
-            if key not in self._paths:
-                every = ((self._within(level, calls), left.get(level)) for level, calls in enumerate(terms))
-                self._paths[key] = sum(float(each[-1]) if cuts is None else each[cuts] for each, cuts in every)
-            longest = np.maximum(longest, self._paths[key])
-        return float(longest.min())
+        if program.sides not in self._cut:
+            self._cut[program.sides] = self._by_cut(*program.sides)
+        terms = np.array(program.paths) + self._first[:-1]
+        return float(self._cut[program.sides][terms].sum(axis=1).max(axis=0).min())
 
-    def _within(self, level: int, calls: int) -> Floats:
+    def _by_cut(self, first: tuple[int, ...], second: tuple[int, ...]) -> Floats:
+        """The fastest times by set of calls and cut: what `first` may need, the rest for `second`."""
+        cuts = sorted({need for level in first for need in self.needs[level]}) or [self.slots]
+        left = np.full((len(self.needs), len(cuts)), self.slots)
+        left[list(first)] = cuts
+        left[list(second)] = self.slots - left[list(first[:1])]
+        return np.take_along_axis(self._fastest, left[self._level], axis=1)
+
+    def _within(self, table: Table, calls: int) -> Floats:
         """The fastest with at most so many slots, by slots."""
-        if (level, calls) not in self._best:
-            table = self.tables[level]
-            fastest = np.full(self.slots + 1, np.inf)
-            np.minimum.at(fastest, table.slots, table.weight(calls))
-            self._best[level, calls] = np.minimum.accumulate(fastest)
-        return self._best[level, calls]
+        fastest = np.full(self.slots + 1, np.inf)
+        np.minimum.at(fastest, table.slots, table.weight(calls))
+        return np.minimum.accumulate(fastest)
