@@ -57,8 +57,12 @@ class Parts:
         return Parts(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     def times(self, steps: Floats) -> Parts:
-        """Sums over segments of so many steps each; the first axis goes."""
-        return Parts(*((steps * getattr(self, each.name)).sum(axis=0) for each in fields(self)))
+        """Of so many passes."""
+        return Parts(*(steps * getattr(self, each.name) for each in fields(self)))
+
+    def summed(self) -> Parts:
+        """Sums over segments; the first axis goes."""
+        return Parts(*(getattr(self, each.name).sum(axis=0) for each in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

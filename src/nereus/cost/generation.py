@@ -10,8 +10,8 @@ A token passes all pp ranks in turn: at any time one of them works.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +23,7 @@ from nereus.cost.held import split_layers
 from nereus.cost.lengths import GROUPS, decode_profile
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Floats, Ints, Rows
+from nereus.cost.rows import Bools, Floats, Ints, Rows
 from nereus.cost.site import Site
 from nereus.cost.windows import cached_tokens
 
@@ -58,23 +58,32 @@ class _Wave:
 
     def price(self, live: Floats, share: Floats) -> tuple[Parts, Parts, Floats]:
         """Prefill, decode steps, and seconds between steps; `live` sequences of `share` at once."""
-        refills = self.engine["generation.refill"] > 0
-        prompt = self.workload.prompt.mean if refills else self.workload.prompt.maximum
-        cached = prompt + _occupied(self.workload)
+        few, where = _distinct(live, _groups(self.engine.rows))
+        once, engine = live[few], replace(self.engine, rows=self.engine.rows[few])
+        if self.engine["generation.refill"] == 0:
+            prompt, waves = self.workload.prompt.maximum, np.ceil(share / live)
+            decode, between_s = self._shrinking(engine, once, prompt)
+            return (
+                engine.prefill(once, prompt)[where].times(waves),
+                decode[where].times(waves),
+                between_s[where] * waves,
+            )
+        prompt, again = self.workload.prompt.mean, share / live - 1
+        cached, steps = prompt + _occupied(self.workload), again * self.workload.response.mean
+        prefill, resumed = engine.prefill(once, prompt), engine.prefill(once, np.array(cached))
+        decode, between_s = self._shrinking(engine, once, prompt)
+        full = engine.step(once, np.full(len(once), cached))
+        return (
+            prefill[where].times(again + 1) + resumed[where].times(again),
+            decode[where] + full[where].times(steps),
+            between_s[where] + steps * engine.between_s(once)[where],
+        )
+
+    def _shrinking(self, engine: Engine, live: Floats, prompt: float) -> tuple[Parts, Floats]:
+        """Decode steps and seconds between them while the last `live` sequences end."""
         steps, ends, alive = segments(self.workload, live)
-        context = prompt + ends - steps / 2
-        if refills:
-            first = (share / live - 1) * self.workload.response.mean
-            steps, alive = np.vstack([first[None], steps]), np.vstack([live[None], alive])
-            context = np.vstack([np.full((1, len(live)), cached), context])
-            passes, waves = share / live, np.ones_like(live)
-        else:
-            passes = waves = np.ceil(share / live)
-        prefill = self.engine.prefill(live, prompt).times(passes[None])
-        if refills:
-            prefill = prefill + self.engine.prefill(live, cached).times((share / live - 1)[None])
-        decode = self.engine.step(alive, context).times(waves * steps)
-        return prefill, decode, (waves * steps * self.engine.between_s(alive)).sum(axis=0)
+        parts = engine.step(alive, prompt + ends - steps / 2)
+        return parts.times(steps).summed(), (steps * engine.between_s(alive)).sum(axis=0)
 
 
 def segments(workload: Workload, live: Floats) -> tuple[Floats, Floats, Floats]:
@@ -103,13 +112,22 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
         tokens = cached_tokens(engine.spec, workload.prompt.mean + _occupied(workload))
         held = rows.kv_bytes / (engine.token_bytes * tokens)
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
+    return (live.astype(float), *_distinct(live, [share, *_groups(rows)]))
+
+
+def _groups(rows: Rows) -> list[Ints | Bools]:
+    """What of a row decides on how fast its tp and ep groups decode."""
     node = np.where(rows.tp_spans | rows.ep_spans, rows.node, 0)
-    groups = [rows.tp, rows.cp, rows.ep, node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
+    return [rows.tp, rows.cp, rows.ep, node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
+
+
+def _distinct(live: Floats | Ints, columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
+    """One row of each set with equal numbers, and to which set each row belongs."""
     code: Ints = live.astype(np.int64)
-    for column in (share, *groups):
-        code = code * (int(column.max(initial=0)) + 1) + column.astype(np.int64)
-    _, alike, where = np.unique(code, return_index=True, return_inverse=True)
-    return live.astype(float), alike.astype(np.int64), where.astype(np.int64)
+    for column in columns:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, few, where = np.unique(code, return_index=True, return_inverse=True)
+    return few, where
 
 
 def _occupied(workload: Workload) -> float:
