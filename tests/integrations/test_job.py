@@ -171,6 +171,31 @@ def test_experts_are_cut_by_one_rule() -> None:
     assert fine.plan.of(TRAINING).candidate.ep == 8
 
 
+@pytest.mark.parametrize(("expert_tp", "ep", "noted"), [(None, 8, 0), (1, 8, 0), (4, 8, 1), (4, 1, 0), (1, 1, 1)])
+def test_a_cut_inside_experts_that_is_not_planned_is_noted(expert_tp: int | None, ep: int, noted: int) -> None:
+    part = Part(devices=8, tp=4, ep=ep, expert_tp=expert_tp)
+    made = built(small(models={"actor": "Qwen/Qwen3-30B-A3B"}, actor=part))
+    assert sum(f"TP of {expert_tp} inside experts is not planned" in note for note in made.notes) == noted
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "planned"),
+    [("rloo", "grpo"), ("reinforce_plus_plus", "grpo"), ("dapo", "grpo"), ("GRPO", ""), ("group_norm", ""),
+     ("gae", "grpo"), ("remax", ""), (None, "")],
+)  # fmt: skip
+def test_an_algorithm_planned_as_another_is_an_assumption(algorithm: str | None, planned: str) -> None:
+    made = built(small(algorithm=algorithm))
+    said = [line for line in made.assumptions if line.startswith("algorithm")]
+    assert len(said) == bool(planned)
+    assert all(f"{algorithm!r} is planned as {planned}:" in line for line in said)
+
+
+def test_resampling_that_is_not_planned_is_noted() -> None:
+    for extra, noted in (("", False), (" algorithm.filter_groups.enable=True", True)):
+        found = read_text("verl", texts.VERL.rstrip() + extra, "run.sh")
+        assert any("filter_groups" in note for note in found.notes) == noted
+
+
 def test_fewer_kv_heads_than_tp_ranks_are_replicated() -> None:
     made = built(small(models={"actor": "Qwen/Qwen3-30B-A3B"}, rollout=Part(devices=8, tp=8)))
     assert made.plan is not None

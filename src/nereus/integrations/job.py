@@ -41,6 +41,8 @@ LOGITS = {
 }
 """What is assumed of a loss."""
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
+OWN_NAMES = {"ppo": ("ppo", "gae"), "grpo": ("grpo", "group_norm"), "remax": ("remax",)}
+"""What frameworks call the algorithms whose calls are planned."""
 USUAL_DTYPE = "bfloat16"
 """Where a file names none."""
 
@@ -151,7 +153,14 @@ def build(
         capabilities=capabilities(found, workflow),
         plan=placed.plan,
         unplaced=placed.reason,
-        assumptions=(*_taken(found), *_guessed(found), *lengths.assumptions, _padding(found), LOGITS[load.loss]),
+        assumptions=(
+            *_taken(found),
+            *_renamed(found),
+            *_guessed(found),
+            *lengths.assumptions,
+            _padding(found),
+            LOGITS[load.loss],
+        ),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
 
@@ -205,10 +214,22 @@ def _padding(found: Imported) -> str:
     return "every sequence of a micro-batch is padded to the longest of them: the file does not pack them"
 
 
+def _algorithm(found: Imported) -> str:
+    """The algorithm of ours that runs the same models."""
+    return "ppo" if "critic" in found.roles else "remax" if found.algorithm == "remax" else "grpo"
+
+
+def _renamed(found: Imported) -> list[str]:
+    """An algorithm that is planned as another."""
+    ours = _algorithm(found)
+    if found.algorithm is None or found.algorithm.lower() in OWN_NAMES[ours]:
+        return []
+    return [f"algorithm {found.algorithm!r} is planned as {ours}: a step of the same calls, each once over the batch"]
+
+
 def _workflow(found: Imported, sizes: Mapping[str, ModelSpec]) -> Workflow:
     """The calls of the algorithm that runs the same models, without those of roles that the job does not have."""
-    name = "ppo" if "critic" in found.roles else "remax" if found.algorithm == "remax" else "grpo"
-    algorithm = plugins.make("nereus.algorithms", name, {"reward_model": "reward" in found.roles})
+    algorithm = plugins.make("nereus.algorithms", _algorithm(found), {"reward_model": "reward" in found.roles})
     whole: Workflow = algorithm.workflow({**{role: sizes["actor"] for role in algorithm.models()}, **sizes})
     calls = tuple(call for call in whole.calls if call.model_stage.model in found.roles)
     written = {column for call in calls for column in call.writes}

@@ -111,6 +111,12 @@ class _Placer:
         ep = (part.ep or 1) if spec.experts else 1
         if fault := expert_fault(spec, ep, dp, shared, layout.tp):
             raise _ImpossibleError(f"{model_stage}: {fault}")
+        cut = 1 if ep > 1 else layout.tp
+        if spec.experts and part.expert_tp not in (None, cut):
+            self.note(
+                f"{model_stage}: TP of {part.expert_tp} inside experts is not planned: at tp {layout.tp} and ep {ep} "
+                f"each is cut {cut} ways here"
+            )
         if model_stage.stage is Stage.GENERATION:
             return self.engine(model_stage, layout, dp, ep)
         updated = self.workflow.updated(model_stage)

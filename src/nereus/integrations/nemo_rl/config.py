@@ -112,6 +112,11 @@ def imported(keys: Keys) -> Imported:
         notes=(
             "mini_batch is train_global_batch_size, in samples",
             "the reference has the layout of the policy and waits on the host",
+            *(
+                ("dynamic sampling samples more prompts until enough count; only one batch of them is planned",)
+                if keys.flag(f"{section}.use_dynamic_sampling", default=False)
+                else ()
+            ),
         ),
     )
 

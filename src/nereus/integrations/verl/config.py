@@ -207,6 +207,8 @@ def _notes(keys: Keys, batch: Batch) -> tuple[str, ...]:
         found.append(f"{ROLLOUT}.n_agent is a fork's key and is not read; samples_per_prompt is {ROLLOUT}.n")
     if keys.has(f"{MODEL}.lora_rank") and (keys.integer(f"{MODEL}.lora_rank", default=0) or 0) > 0:
         found.append("LoRA trains adapters only; memory and time here are those of full fine-tuning")
+    if keys.flag("algorithm.filter_groups.enable", default=False):
+        found.append("filter_groups samples more prompts until enough count; only one batch of them is planned")
     if batch.stream_prompts is not None:
         found.append(f"a streaming job: it updates after {batch.stream_prompts} prompts (require_batches x mini_batch)")
     return tuple(found)
