@@ -13,20 +13,12 @@ from nereus.planning.advice import Advice
 from nereus.planning.judge import Scored, misfit
 from nereus.planning.problem import Problem
 from nereus.planning.search import SearchResult, search
+from nereus.report import close
+from nereus.report.close import RunnerUp
 from nereus.report.views import PlanView
 
 Pins = Mapping[ModelStage, Pin]
 IMPORTED, PINNED = "imported configuration", "pinned degrees"
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerUp:
-    """A plan that came close. `slower` is relative to the best, `changes` says what differs from it."""
-
-    plan: Plan
-    step_s: float
-    slower: float
-    changes: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +97,8 @@ class Answer:
     runners_up: tuple[RunnerUp, ...]
     comparison: Comparison | None
     advice: tuple[Advice, ...]
+    alternatives: tuple[RunnerUp, ...] = ()
+    """The best plans with another layout of the heaviest model-stages."""
 
 
 def answer(
@@ -127,6 +121,7 @@ def answer(
     except InfeasibleError as error:
         result, shortage, short_bytes = None, str(error), error.short_bytes
     best = PlanView.of(problem, model, result.best[0]) if result else None
+    others = close.alternatives(problem, result.best[0], best) if result and best and advise else ()
     if own is None and not unplaced:
         comparison = _pinned(problem, model, best, shortage, widest.pins)
     else:
@@ -135,22 +130,7 @@ def answer(
     found: tuple[Advice, ...] = ()
     if advise:
         found = advice.gains(problem, best.step_s, widest) if best else advice.remedies(problem, widest, short_bytes)
-    return Answer(problem, best, result, shortage, _runners_up(result), comparison, found)
-
-
-def _runners_up(result: SearchResult | None) -> tuple[RunnerUp, ...]:
-    first, *others = result.best if result else (None,)
-    if first is None:
-        return ()
-    return tuple(
-        RunnerUp(
-            scored.plan,
-            scored.estimate.step_s,
-            scored.estimate.step_s / first.estimate.step_s - 1,
-            changes(first.plan, scored.plan),
-        )
-        for scored in others
-    )
+    return Answer(problem, best, result, shortage, close.runners_up(result), comparison, found, others)
 
 
 def _pinned(problem: Problem, model: StepModel, best: PlanView | None, shortage: str, fixed: Pins) -> Comparison | None:

@@ -12,6 +12,7 @@ from nereus.core import Cluster, Device, DeviceKind, Link, Plan, SettingsError, 
 from nereus.core.plan import ranges
 from nereus.report import tables
 from nereus.report.answer import Answer, Comparison
+from nereus.report.close import RunnerUp
 from nereus.report.views import PlanView
 
 SCHEMA = 1
@@ -38,10 +39,8 @@ def of(
         "bound_s": result.bound_s if result else None,
         "considered": result.considered if result else 0,
         **(_plan(shown.best) if shown.best else {"plan": None}),
-        "runners_up": [
-            {"step_s": other.step_s, "slower": other.slower, "changes": other.changes, "plan": codec.encode(other.plan)}
-            for other in shown.runners_up
-        ],
+        "runners_up": [_beside(other) for other in shown.runners_up],
+        "alternatives": [_beside(other) for other in shown.alternatives],
         "refused": tables.grouped(result.refused) if result else [],
         "comparison": _comparison(shown.comparison) if shown.comparison else None,
         "advice": [
@@ -58,6 +57,15 @@ def of(
         "cluster": _cluster(problem.cluster),
         "workload": codec.encode(problem.workload),
         "workflow": codec.encode(problem.workflow),
+    }
+
+
+def _beside(other: RunnerUp) -> dict[str, Any]:
+    return {
+        "step_s": other.step_s,
+        "slower": other.slower,
+        "changes": other.changes,
+        "plan": codec.encode(other.plan),
     }
 
 
@@ -117,7 +125,7 @@ def read(path: Path) -> Saved:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SettingsError(f"{path}: not an answer of `nereus plan --json` (schema {SCHEMA})")

@@ -27,10 +27,9 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         parts += plan(shown.best, "The best plan")
     if shown.result is not None:
-        parts.append(f"<p>{escape(tables.bound(shown.result).capitalize())}.</p>")
-    if shown.runners_up:
-        rows = ((show_seconds(r.step_s), f"{r.slower:.1%}", r.changes) for r in shown.runners_up)
-        parts += ["<h2>Plans that came close</h2>", html.table(("step s", "slower by", "what differs"), rows)]
+        parts.append(f"<p>Of all others: {escape(tables.bound(shown.result))}.</p>")
+    for title, found in tables.beside(shown):
+        parts += [f"<h2>{title[0].upper()}{title[1:]}</h2>", html.table(tables.CLOSE, found)]
     if shown.advice:
         title = "What would help" if shown.best is None else "What would make the step shorter"
         parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(a.describe())}</li>" for a in shown.advice), "</ul>"]

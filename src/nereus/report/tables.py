@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from rich.console import Group, RenderableType
@@ -12,9 +12,11 @@ from rich.table import Column, Table
 from nereus.core import Rejection
 from nereus.core.sizes import show_bytes, show_seconds
 from nereus.planning.search import SearchResult
-from nereus.report.answer import IMPORTED, Answer, Comparison, RunnerUp
+from nereus.report import close
+from nereus.report.answer import IMPORTED, Answer, Comparison
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
+CLOSE = ("step s", "slower by", "what differs")
 EXAMPLES = 3
 """Refused candidates that are named for each reason; the others are counted."""
 TERMS = 2
@@ -33,8 +35,7 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
         parts += plan(shown.best, "plan")
     if shown.result is not None:
         parts.append(f"{shown.result.considered:,} candidates of its model-stages were priced; {bound(shown.result)}")
-    if shown.runners_up:
-        parts.append(_runners_up(shown.runners_up))
+    parts += [_close(title, found) for title, found in beside(shown)]
     if shown.result is not None and shown.result.refused:
         parts.append(_refused(shown.result.refused))
     if shown.advice:
@@ -171,10 +172,18 @@ def _memory(rows: Sequence[MemoryView]) -> Table:
     return table
 
 
-def _runners_up(others: Sequence[RunnerUp]) -> Table:
-    table = _table("plans that came close", "step s", "slower by", "what differs")
-    for other in others:
-        table.add_row(show_seconds(other.step_s), f"{other.slower:.2%}", escape(other.changes.replace("; ", "\n")))
+def beside(shown: Answer) -> Iterator[tuple[str, list[close.Row]]]:
+    """Title and rows of the plans that are shown beside the best, as far as there are any."""
+    if shown.runners_up:
+        yield "plans that came close", list(close.rows(shown.runners_up))
+    if shown.alternatives:
+        yield "best plans with another TP of the heaviest model-stages", list(map(close.row, shown.alternatives))
+
+
+def _close(title: str, rows: Sequence[close.Row]) -> Table:
+    table = _table(title, *CLOSE)
+    for seconds, slower, what in rows:
+        table.add_row(seconds, slower, escape(what.replace("; ", "\n")))
     return table
 
 
