@@ -105,17 +105,18 @@ def programs(workflow: Workflow, every: tuple[Shape, ...] = (), split: bool = Fa
     stage_of = {call.name: call.model_stage for call in workflow.calls}
     names = [name for name in order if name != SYNC]
     who = tuple((name, stage_of[name]) for name in names)
-    return _every(every or shapes(workflow.model_stages), who, tuple((name, before[name]) for name in names), split)
+    return _every(every, workflow.model_stages, who, tuple((name, before[name]) for name in names), split)
 
 
 @cache
 def _every(
     every: tuple[Shape, ...],
+    model_stages: tuple[ModelStage, ...],
     who: tuple[tuple[str, ModelStage], ...],
     before: tuple[tuple[str, tuple[str, ...]], ...],
     split: bool,
 ) -> tuple[Program, ...]:
-    return tuple(_compiled(shape, who, before, split) for shape in every)
+    return tuple(_compiled(shape, who, before, split) for shape in every or shapes(model_stages))
 
 
 def _waits(shape: Shape, calls: Mapping[str, ModelStage], before: Mapping[str, set[str]]) -> dict[str, set[str]]:

@@ -19,6 +19,8 @@ from nereus.planning.table import Table
 
 WIDTH = 24
 """Rows and partial choices that a quick look at a colocated shape keeps."""
+SHORT = 96
+"""Tables of so many rows need no quick look."""
 MANY = 400
 """Of more rows than that a quick look takes those with a power of two of replicas."""
 
@@ -45,7 +47,7 @@ def fastest(arrangements: Sequence[Arrangement], workflow: Workflow, k: int) -> 
                 if best.cutoff_s < cutoff_s:
                     tables = _near(free, tables, each, best)
                     known[each.key] = best.cutoff_s, tables
-                if all(map(len, tables)):
+                if all(map(len, tables)) and (not quick or any(len(table) > SHORT for table in tables)):
                     tables = [_few(table) for table in tables] if quick else tables
                     Solver(each.program, tables, each.slots, each.room, best, index).run(WIDTH if quick else None)
     return best

@@ -54,16 +54,17 @@ class Table:
         """Without rows that another of the same name matches in everything."""
         order = np.argsort(self.name, kind="stable")
         name, sizes = self.name[order], np.array(self.sizes())[:, order]
-        beaten = np.zeros(len(order), dtype=np.bool_)
-        for shift in range(1, len(order)):
-            alike = name[shift:] == name[:-shift]
-            if not alike.any():
-                break
+        stays, shift = np.ones(len(order), dtype=np.bool_), 1
+        while (alike := name[shift:] == name[:-shift]).any():
             earlier, later = sizes[:, :-shift], sizes[:, shift:]
-            first = (earlier <= later).all(axis=0)
-            beaten[shift:] |= alike & first
-            beaten[:-shift] |= alike & (earlier >= later).all(axis=0) & ~first
-        return self[np.sort(order[~beaten])]
+            first = alike & (earlier <= later).all(axis=0)
+            stays[shift:] &= ~first
+            stays[:-shift] &= first | ~(alike & (earlier >= later).all(axis=0))
+            shift += 1
+            if np.count_nonzero(stays) < FEWER * len(order):
+                order, name, sizes, shift = order[stays], name[stays], sizes[:, stays], 1
+                stays = np.ones(len(order), dtype=np.bool_)
+        return self[np.sort(order[stays])]
 
 
 class Ideal:
@@ -132,3 +133,5 @@ def beaten(sizes: Sequence[Floats], name: Ints, k: int) -> Bools:
 
 
 BLOCK = 256
+FEWER = 0.7
+"""When so many rows are left they are worth comparing afresh, with nearer neighbours."""
