@@ -196,6 +196,12 @@ def test_resampling_that_is_not_planned_is_noted() -> None:
         assert any("filter_groups" in note for note in found.notes) == noted
 
 
+def test_with_experts_an_imported_layout_has_its_replicas_side_by_side() -> None:
+    made = built(small(models={"actor": "Qwen/Qwen3-30B-A3B"}, actor=Part(devices=8, tp=1, pp=2, ep=4)))
+    assert made.plan is not None
+    assert made.plan.of(TRAINING).units == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
 def test_fewer_kv_heads_than_tp_ranks_are_replicated() -> None:
     made = built(small(models={"actor": "Qwen/Qwen3-30B-A3B"}, rollout=Part(devices=8, tp=8)))
     assert made.plan is not None

@@ -29,6 +29,7 @@ from nereus.families import expert_fault
 from nereus.integrations import stages
 from nereus.integrations.batch import micro_batch
 from nereus.integrations.imported import Imported, Part
+from nereus.planning.place import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ class _Placer:
             self.note(f"{model_stage}: dp {dp} for {whole} sequences: {dp - whole} replicas have none")
             dp = whole
         candidate = self.candidate(model_stage, part, layout, dp, shared)
-        units = tuple(tuple(ids[i * size : (i + 1) * size]) for i in range(dp))
-        return Assignment(candidate, units)
+        return Assignment(candidate, place(candidate, [ids]))
 
     def part(self, model_stage: ModelStage) -> Part:
         if model_stage.stage is Stage.GENERATION:
