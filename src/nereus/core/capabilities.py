@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from nereus.core.errors import SettingsError
 from nereus.core.model_stage import ModelStage
 
+PLACEMENTS = ("any", "colocated", "disaggregated")
+
 
 @dataclass(frozen=True, slots=True)
 class Pin:
@@ -40,6 +42,8 @@ class Capabilities:
     max_pp: int | None = None
     dp: str = "any"
     """Which DP degrees are looked at: `any`, or `powers` of two."""
+    placement: str = "any"
+    """Who shares devices: `any`, `colocated` (all model-stages have the same), `disaggregated` (all but generation)."""
     pins: Mapping[ModelStage, Pin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,6 +52,8 @@ class Capabilities:
             raise SettingsError(f"capabilities: recompute {sorted(unknown)}, valid: none, selective, full")
         if self.dp not in ("any", "powers"):
             raise SettingsError(f"capabilities: dp {self.dp!r}, valid: any, powers")
+        if self.placement not in PLACEMENTS:
+            raise SettingsError(f"capabilities: placement {self.placement!r}, valid: {', '.join(PLACEMENTS)}")
 
     def pin(self, model_stage: ModelStage) -> Pin:
         """What the user fixed for `model_stage`."""

@@ -40,6 +40,14 @@ LOGITS = {
     "fused": "logits of a micro-batch are never whole: its kernels fuse head and loss",
 }
 """What is assumed of a loss."""
+PLACED = {
+    "colocated": "all roles take turns on the same devices",
+    "disaggregated": "generation has devices of its own, the other roles take turns on the rest",
+    "any": "roles share devices or have their own",
+}
+"""Who shares devices, in words."""
+FLAT_ENGINES = ("verl",)
+"""Frameworks whose generation engines have no pipeline."""
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 OWN_NAMES = {"ppo": ("ppo", "gae"), "grpo": ("grpo", "group_norm"), "remax": ("remax",)}
 """What frameworks call the algorithms whose calls are planned."""
@@ -144,13 +152,13 @@ def build(
     lengths = understood(found, sizes["actor"], prompt, response)
     workflow = _workflow(found, sizes)
     load = batches.workload(found, this, lengths.prompt, lengths.response)
-    placed = pinned.plan(found, workflow, load, cluster)
+    placed, able = pinned.plan(found, workflow, load, cluster), capabilities(found, workflow)
     return ImportedJob(
         imported=found,
         workflow=workflow,
         workload=load,
         cluster=cluster,
-        capabilities=capabilities(found, workflow),
+        capabilities=able,
         plan=placed.plan,
         unplaced=placed.reason,
         assumptions=(
@@ -160,6 +168,7 @@ def build(
             *lengths.assumptions,
             _padding(found),
             LOGITS[load.loss],
+            _limits(found, able),
         ),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
@@ -171,6 +180,8 @@ def capabilities(found: Imported, workflow: Workflow) -> Capabilities:
     cut = actor.backend is not None and ("megatron" in actor.backend or "dtensor" in actor.backend)
     whole = [ms for ms in workflow.model_stages if ms.stage is not Stage.GENERATION]
     pins = {} if cut and "megatron" in (actor.backend or "") else {ms: Pin(tp=None if cut else 1, pp=1) for ms in whole}
+    if found.framework in FLAT_ENGINES:
+        pins |= {ms: Pin(pp=1) for ms in workflow.model_stages if ms.stage is Stage.GENERATION}
     return Capabilities(
         recompute=("none", "selective", "full") if cut else ("none", "full"),
         zero=(actor.zero if actor.zero is not None else 1,),
@@ -180,8 +191,35 @@ def capabilities(found: Imported, workflow: Workflow) -> Capabilities:
         offload=True,
         uneven_shares=False,
         asynchronous=found.asynchronous,
+        placement=placement(found, workflow),
         pins=pins,
     )
+
+
+def placement(found: Imported, workflow: Workflow) -> str:
+    """How the file places the roles: on the same devices, generation beside all others, or each as it is listed."""
+    held = {ms: frozenset(pinned.devices(found, ms, tuple(range(found.devices)))) for ms in workflow.model_stages}
+    generating = {devices for ms, devices in held.items() if ms.stage is Stage.GENERATION}
+    others = {devices for ms, devices in held.items() if ms.stage is not Stage.GENERATION}
+    if len(generating | others) == 1:
+        return "colocated"
+    beside = len(others) == 1 and not any(devices & one for devices in generating for one in others)
+    return "disaggregated" if beside else "any"
+
+
+def _limits(found: Imported, able: Capabilities) -> str:
+    """What the host limits the search to."""
+    trained = [pin for ms, pin in able.pins.items() if ms.stage is not Stage.GENERATION]
+    words = [
+        PLACED[able.placement],
+        "no TP or PP where models train or infer" if any(pin.tp == 1 for pin in trained) else "",
+        "no PP where models train or infer" if any(pin.tp is None for pin in trained) else "",
+        "no PP in engines" if len(trained) < len(able.pins) else "",
+        f"ZeRO {able.zero[0]}",
+        f"CP {' or '.join(map(str, able.cp))}",
+        "DP and micro-batches that divide the batch",
+    ]
+    return f"only what {found.framework} runs with such a file is looked at: {'; '.join(filter(None, words))}"
 
 
 def _made_of(found: Imported) -> str:

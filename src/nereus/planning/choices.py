@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from nereus.planning.pool import Site, whole
 from nereus.planning.problem import Problem
 from nereus.planning.program import Program, programs
 from nereus.planning.refusals import Refusals
-from nereus.planning.space import Shape, shapes
+from nereus.planning.space import Shape, shapes, sharing
 from nereus.planning.table import Table
 
 
@@ -63,6 +63,29 @@ class Choices:
 
     def arrangements(self, times: float = 1.0) -> Iterator[Arrangement]:
         """Every arrangement, on devices with so many times their memory."""
+        able = self.problem.capabilities
+        together = set(sharing(self.problem.workflow.model_stages, able.placement))
+        for each in self._arrangements(times):
+            yield from self._alike(each, together) if together else (each,)
+
+    def _alike(self, each: Arrangement, together: Collection[ModelStage]) -> Iterator[Arrangement]:
+        """An arrangement once for each number of devices that all which must have the same can have."""
+        shared = [level for level, ms in enumerate(each.program.levels) if ms in together]
+        counts = {}
+        for level in shared:
+            ms = each.program.levels[level]
+            site, rows = each.sites[ms], self._grid[ms, each.sites[ms]].rows[each.tables[level].row]
+            node = gcd(*site.sizes)
+            block = np.where(rows.tp * rows.cp <= node, rows.tp * rows.cp, rows.tp)
+            # Blocks that leave devices of a node idle would have other devices than the rest.
+            counts[level] = np.where(node % block == 0, rows.devices, 0)
+        for count in sorted(set.intersection(*(set(found.tolist()) for found in counts.values())) - {0}, reverse=True):
+            tables = list(each.tables)
+            for level in shared:
+                tables[level] = tables[level][counts[level] == count]
+            yield replace(each, tables=tuple(tables), key=(each.key, count))
+
+    def _arrangements(self, times: float) -> Iterator[Arrangement]:
         self.times = times
         pins = self.problem.capabilities.pins
         held = {device for pin in pins.values() for device in pin.devices or ()}
@@ -80,6 +103,10 @@ class Choices:
             if others:
                 yield from self._regular(others[0])
                 yield from self._split(first, others[0])
+
+    @property
+    def _shapes(self) -> tuple[Shape, ...]:
+        return shapes(self.problem.workflow.model_stages, self.problem.capabilities.placement)
 
     def table(self, model_stage: ModelStage, site: Site) -> Table:
         """The candidates of a model-stage that fit a site, without those that another of equal degrees beats."""
@@ -128,19 +155,21 @@ class Choices:
     def _regular(self, site: Site) -> Iterator[Arrangement]:
         tables = {ms: self.table(ms, site) for ms in self.problem.workflow.model_stages}
         sites, slots, room = dict.fromkeys(tables, site), len(site.slots), (self._room(site),)
-        for program in programs(self.problem.workflow):
+        for program in programs(self.problem.workflow, self._shapes):
             levels = tuple(tables[ms] for ms in program.levels)
             yield Arrangement(program, levels, slots, room * len(program.stored), sites, site)
 
     def _together(self, site: Site) -> Iterator[Arrangement]:
         """All of an irregular site in turns: there every model-stage counts as needing all of it."""
-        for program in programs(self.problem.workflow):
+        for program in programs(self.problem.workflow, self._shapes):
             if program.colocated and not program.devices:
                 yield self._on(program, dict.fromkeys(program.levels, site), 1, (1,))
 
     def _split(self, one: Site, other: Site) -> Iterator[Arrangement]:
         """Partitions on two sites; slots are counted in parts that both sites are whole numbers of."""
-        every = tuple(shape for shape in shapes(self.problem.workflow.model_stages) if len(shape.partitions) == 2)
+        every = tuple(shape for shape in self._shapes if len(shape.partitions) == 2)
+        if not every:
+            return
         slots = lcm(len(one.slots), len(other.slots))
         for program in programs(self.problem.workflow, every, split=True):
             for first, second in ((one, other), (other, one)):

@@ -10,6 +10,8 @@ A *shape* says who shares devices with whom; how many devices each part gets is 
   of its group's part.
 - What a model-stage may look like is in `grid.py`.
 
+A host may allow less (`placed`): all model-stages take turns on the same devices, or all but generation do, beside it.
+
 Time is the longest path of calls that follows (`cost/schedule.py`). Memory of a partition: what stays of a stage is the
 largest sum over its groups, stages add up, and the largest transient of any call comes on top.
 """
@@ -49,8 +51,10 @@ RANK = {Stage.TRAINING: 0, Stage.GENERATION: 1, Stage.INFERENCE: 2}
 
 
 @cache
-def shapes(model_stages: Group) -> tuple[Shape, ...]:
-    """Every shape, colocated ones first."""
+def shapes(model_stages: Group, placement: str = "any") -> tuple[Shape, ...]:
+    """Every shape that a placement of `Capabilities` allows, colocated ones first."""
+    if placement != "any":
+        return (placed(model_stages, placement),)
     return tuple(
         Shape(grouped) for cut in cuts(model_stages) for grouped in product(*(tuple(_grouped(part)) for part in cut))
     )
@@ -60,6 +64,26 @@ def shapes(model_stages: Group) -> tuple[Shape, ...]:
 def apart(model_stages: Group) -> Shape:
     """Everything has devices of its own: no shape is faster."""
     return Shape(tuple(((model_stage,),) for model_stage in model_stages))
+
+
+def placed(model_stages: Group, placement: str) -> Shape:
+    """The shape of hosts whose roles share devices; the models of a stage take turns."""
+    together = sharing(model_stages, placement)
+    parts = together, tuple(ms for ms in model_stages if ms not in together)
+    by_stage = tuple(
+        tuple(tuple(ms for ms in part if ms.stage is stage) for stage in dict.fromkeys(ms.stage for ms in part))
+        for part in parts
+    )
+    return Shape(tuple(groups for groups in by_stage if groups))
+
+
+def sharing(model_stages: Group, placement: str) -> Group:
+    """The model-stages that must have the same devices."""
+    return {
+        "any": (),
+        "colocated": model_stages,
+        "disaggregated": tuple(ms for ms in model_stages if ms.stage is not Stage.GENERATION),
+    }[placement]
 
 
 def cuts(model_stages: Group) -> tuple[tuple[Group, ...], ...]:

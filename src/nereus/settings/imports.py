@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nereus.core import Capabilities, Lengths, SettingsError
+from nereus.core import Capabilities, Lengths, SettingsError, Stage
 from nereus.integrations import FRAMEWORKS, Imported, Refusal, RefusedImportError, batch, job, read
 from nereus.integrations.stated import stated
 from nereus.planning.problem import Problem
@@ -97,6 +97,7 @@ def _lengths(found: Imported, flags: Flags, positions: int, taken: list[str]) ->
 
 def _widest(able: Capabilities) -> Capabilities:
     """What the framework could be told beyond what the file says; degrees that it cannot cut stay fixed."""
-    if able.pins:
-        return Capabilities(recompute=("none", "full"), zero=able.zero, offload=True, pins=able.pins)
-    return replace(WIDEST, expert_parallel=able.expert_parallel)
+    fixed = any(model_stage.stage is not Stage.GENERATION for model_stage in able.pins)
+    wide = Capabilities(recompute=("none", "full"), zero=able.zero, offload=True) if fixed else WIDEST
+    experts = able.expert_parallel and not fixed
+    return replace(wide, expert_parallel=experts, placement=able.placement, pins=able.pins)
