@@ -106,5 +106,5 @@ def test_training_without_torch_names_the_remedy_and_planning_needs_none(tmp_pat
         )
         assert done.returncode == expected, done.stderr
         if verb == "train":
-            assert "pip install 'nereus[train]'" in done.stderr
+            assert "pip install '.[train]'" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -38,6 +39,19 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"nereus {version('nereus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Keeps an RL post-training job for LLMs on its best parallel layout while it runs."""
+
+
 def import_extra(name: str, what: str = "training") -> ModuleType:
     """A module that needs torch. Raises SettingsError with the remedy when it is not installed."""
     try:
@@ -45,7 +59,7 @@ def import_extra(name: str, what: str = "training") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA_MODULES:
             raise
-        raise SettingsError(f"{what} needs {error.name}: pip install 'nereus[train]'") from None
+        raise SettingsError(f"{what} needs {error.name}: pip install '.[train]'") from None
 
 
 def as_yaml(data: Any) -> str:

@@ -30,9 +30,12 @@ MACHINES = "clusters"
 
 @app.command("list")
 def list_plugins(
-    kind: Annotated[str, typer.Argument(help=f"One of {MODELS}, {', '.join(KINDS)}.")], as_json: AsJson = False
+    kind: Annotated[str | None, typer.Argument(help=f"One of {MODELS}, {', '.join(KINDS)}.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List what can be named: models, machines, and what can be plugged in with its options."""
+    if kind is None:
+        raise SettingsError(f"list: of what? One of {', '.join((MODELS, *KINDS))}")
     if kind != MODELS and kind not in KINDS:
         near = difflib.get_close_matches(kind, (MODELS, *KINDS), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -248,7 +248,8 @@ def _taken(found: Imported) -> list[str]:
 def _padding(found: Imported) -> str:
     """What the time and memory of a micro-batch are counted for."""
     if found.batch.unpadded:
-        return "micro-batches are packed: every token counts once, padding not at all"
+        size = "a budget of tokens" if found.batch.packed else "a fixed number of sequences"
+        return f"micro-batches hold {size}, packed without padding: every token counts once"
     return "every sequence of a micro-batch is padded to the longest of them: the file does not pack them"
 
 

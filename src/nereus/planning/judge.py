@@ -59,7 +59,8 @@ def explain_shortage(problem: Problem, peaks: Mapping[int, Peak]) -> str:
     peak, capacity = peaks[device], problem.cluster.kind(device).memory_bytes
     smallest = problem.needed_capacity(peak.bytes, device)
     return (
-        f"device {device} has {capacity:,} bytes and is {short[device]:,} bytes short; its peak is "
+        f"device {device} has {capacity:,} bytes ({show_bytes(capacity)}) and is {short[device]:,} bytes short "
+        f"({show_bytes(short[device])}); its peak is "
         f"{show_bytes(peak.bytes)} ({peak.describe()}) and {problem.headroom:.0%} stays free; "
         f"the smallest capacity that would do is {smallest:,} bytes ({show_bytes(smallest)})"
     )

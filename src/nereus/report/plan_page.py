@@ -7,7 +7,7 @@ from html import escape
 
 from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import html, tables
-from nereus.report.answer import IMPORTED, Answer, Comparison
+from nereus.report.answer import IMPORTED, PINNED, Answer, Comparison
 from nereus.report.html import BAR, GAP, LABEL, WIDTH
 from nereus.report.views import CallView, MemoryView, PlanView
 
@@ -25,7 +25,8 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
     if shown.comparison is not None:
         parts += _comparison(shown.comparison)
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
-        parts += plan(shown.best, "The best plan")
+        pinned = shown.comparison is not None and shown.comparison.own == PINNED
+        parts += plan(shown.best, "The plan with the pins" if pinned else "The best plan")
     if shown.result is not None:
         parts.append(f"<p>Of all others: {escape(tables.bound(shown.result))}.</p>")
     for title, found in tables.beside(shown):

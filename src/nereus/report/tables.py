@@ -13,7 +13,7 @@ from nereus.core import Rejection
 from nereus.core.sizes import show_bytes, show_seconds
 from nereus.planning.search import SearchResult
 from nereus.report import close
-from nereus.report.answer import IMPORTED, Answer, Comparison
+from nereus.report.answer import IMPORTED, PINNED, Answer, Comparison
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
 CLOSE = ("step s", "slower by", "what differs")
@@ -32,7 +32,10 @@ def answer(shown: Answer, assumptions: Sequence[str] = (), notes: Sequence[str] 
     if shown.comparison is not None:
         parts += _comparison(shown.comparison)
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
-        parts += plan(shown.best, "plan")
+        pinned = shown.comparison is not None and shown.comparison.own == PINNED
+        parts += plan(shown.best, "plan with the pins" if pinned else "plan")
+    if shown.comparison is not None:
+        parts += _difference(shown.comparison)
     if shown.result is not None:
         parts.append(f"{shown.result.considered:,} candidates of its model-stages were priced; {bound(shown.result)}")
     parts += [_close(title, found) for title, found in beside(shown)]
@@ -126,9 +129,21 @@ def _comparison(found: Comparison) -> list[RenderableType]:
         parts.append(escape(found.reason))
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, found.own)
-    elif found.other is not None and found.better is found.other:
-        parts += plan(found.other, "best plan without pins")
-    if found.calls and found.better is found.other:
+    return parts
+
+
+def _difference(found: Comparison) -> list[RenderableType]:
+    """What the best plan does otherwise; without pins it is shown in short, or in full where no pinned one fits."""
+    parts: list[RenderableType] = []
+    if found.other is None or found.better is not found.other:
+        return parts
+    if found.own == PINNED and found.view is None:
+        return plan(found.other, "best plan without pins")
+    if found.own == PINNED:
+        parts.append(
+            _layouts(found.other.stages, f"best plan without pins, {show_seconds(found.other.step_s)} s a step")
+        )
+    if found.calls:
         table = _table("where they differ", "call", f"{found.own} s", "best plan s", "difference s")
         for call, own, other in found.calls:
             table.add_row(call, show_seconds(own), show_seconds(other), f"{other - own:+.3g}")

@@ -226,7 +226,7 @@ def _tokenizer(directory: Any) -> Any:
 
         return HuggingFaceTokenizer.load(directory)
     except ImportError as error:
-        raise SettingsError(f"the tokenizer needs {error.name}: pip install 'nereus[train]'") from None
+        raise SettingsError(f"the tokenizer needs {error.name}: pip install '.[train]'") from None
 
 
 def _directory(settings: Settings, role: str) -> str:
