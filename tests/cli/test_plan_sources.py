@@ -41,6 +41,9 @@ def test_flags_alone_give_a_plan_with_its_assumptions(nereus: Command, flags: li
     answer = nereus("plan", *flags)
     assert (answer.code, answer.err) == (0, "")
     assert "assumed: bf16" in answer.out
+    assert "padded to the longest" in answer.out
+    assert "any number of replicas" in answer.out
+    assert "any number of replicas" not in nereus("plan", *flags, "--dp", "powers").out
     for model_stage in ("actor/generation", "reference/inference", "actor/training"):
         assert model_stage in answer.out
     assert "reward" not in answer.out.partition("refused")[0].partition("assumed: hosts")[2]
@@ -74,6 +77,7 @@ def test_pinned_degrees_get_a_verdict(nereus: Command, flags: list[object]) -> N
     assert found["slower"] >= 0
     text = nereus("plan", *flags, "--pin", "actor/training=tp1,pp1,dp1").out
     assert "pinned degrees: fits" in text
+    assert "plan with the pins" in text
 
 
 @pytest.mark.parametrize(
@@ -178,3 +182,8 @@ def test_models_and_machines_are_listed(nereus: Command, kind: str, names: set[s
 def test_calibration_refuses_what_it_cannot_write(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("calibrate", tmp_path / "none" / "here.yaml"), 2, "there is no directory")
     refused(nereus("calibrate", tmp_path / "here.yaml", "--devices", 0), 2, "--devices 0")
+
+
+def test_list_names_its_choices_and_the_version_is_told(nereus: Command) -> None:
+    refused(nereus("list"), 2, "models", "algorithms", "clusters")
+    assert nereus("--version").out.startswith("nereus ")

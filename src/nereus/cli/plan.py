@@ -21,6 +21,9 @@ from nereus.settings.question import Question
 
 JOB, WORK, HOST, SHOW = "Models and machines", "What a step handles", "What the host can do", "What is shown"
 
+MOST_PLANS = 100
+"""The search is exact over so many plans at once; it takes longer the more there are."""
+
 JobFile = Annotated[Path | None, typer.Argument(help="A job's YAML, or with --from the configuration.", metavar="FILE")]
 From = Annotated[
     str | None, typer.Option("--from", metavar="FRAMEWORK", help=f"FILE is of {', '.join(imports.FRAMEWORKS)}.")
@@ -88,8 +91,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print the fastest plan that fits, what limits it, the runners-up, what was refused, and what would help."""
-    if top < 1:
-        raise SettingsError(f"--top {top}, must be at least 1")
+    if not 1 <= top <= MOST_PLANS:
+        raise SettingsError(f"--top {top}, must be at least 1 and at most {MOST_PLANS}")
     flags = Flags(
         algorithm=algorithm,
         model=model,
@@ -120,7 +123,7 @@ def plan(
         even_shares=even_shares,
     )
     source = Source(job, framework, tuple(overrides or ()), tuple(variables or ()))
-    asked = ask(source, flags, devices).able(**host.capabilities()).pinned(pin or ())
+    asked = ask(source, flags, devices, host).able(**host.capabilities()).pinned(pin or ())
     found = plan_answer(
         asked.problem, own=asked.own, unplaced=asked.unplaced, widest=asked.widest, top=top, advise=advice
     )
@@ -137,7 +140,7 @@ class Source:
     variables: tuple[str, ...]
 
 
-def ask(source: Source, flags: Flags, devices: int | None) -> Question:
+def ask(source: Source, flags: Flags, devices: int | None, host: Host = by_flags.ANY_HOST) -> Question:
     """The question, from the one place that asks it. Raises SettingsError when two do, or none."""
     file = source.file
     if source.overrides and (file is None or source.framework):
@@ -149,7 +152,7 @@ def ask(source: Source, flags: Flags, devices: int | None) -> Question:
             raise SettingsError(f"--from {source.framework} needs the FILE to read")
         return imports.question(source.framework, file, flags, source.variables).on(devices)
     if file is None:
-        return by_flags.question(flags).on(devices)
+        return by_flags.question(flags, host).on(devices)
     if given := flags.given():
         raise SettingsError(f"{file} says what to plan: --{given[0]} is for planning without a job file; use --set")
     return question.of_job(file, source.overrides, devices)

@@ -14,12 +14,14 @@ from nereus.cost import lengths as distribution
 from nereus.planning.problem import Problem
 from nereus.settings import models
 from nereus.settings.build import expected_lengths
+from nereus.settings.host import Host
 from nereus.settings.question import Question
 
 ALGORITHMS = "nereus.algorithms"
 PRECISIONS = ("bf16", "fp16", "fp32")
 SEQUENCES = 1024
 """Sequences of a step where no batch is given."""
+ANY_HOST = Host()
 SAMPLES = {"grpo": 8}
 """Responses of a prompt where none is given: a group to compare, else one."""
 ABLE = Capabilities(recompute=("none", "selective", "full"))
@@ -65,8 +67,11 @@ REQUIRED: Mapping[str, Callable[[], str]] = {
 }
 
 
-def question(flags: Flags) -> Question:
-    """The question that flags ask. Raises SettingsError for what is missing, unknown or out of range."""
+def question(flags: Flags, host: Host = ANY_HOST) -> Question:
+    """The question that flags ask; what `host` leaves open is assumed.
+
+    Raises SettingsError for what is missing, unknown or out of range.
+    """
     missing = [f"--{name} ({valid()})" for name, valid in REQUIRED.items() if getattr(flags, name) is None]
     if flags.cluster is not None and Path(flags.cluster).suffix in (".yaml", ".yml"):
         missing = [text for text in missing if not text.startswith("--nodes")]
@@ -80,6 +85,11 @@ def question(flags: Flags) -> Question:
     method.check(work)
     flow = replace(method.workflow(specs), asynchronous=flags.asynchronous)
     name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
+    taken.append("every sequence of a micro-batch is padded to the longest of them")
+    if host.dp is None and not host.even_shares:
+        _assume(
+            taken, "any number of replicas whose shares differ by at most one sequence", "--dp powers, --even-shares"
+        )
     _assume(
         taken, "hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ..."
     )
@@ -214,13 +224,13 @@ def _assume(taken: list[str], what: str, how: str) -> None:
 
 
 def _numbers(flag: str, text: str, form: str, most: int) -> list[float]:
-    """Rising numbers above 0."""
+    """Rising numbers of at least 1."""
     try:
         numbers = [float(part) for part in text.split(":")]
     except ValueError:
         numbers = []
-    if not 1 <= len(numbers) <= most or not all(0 < number < math.inf for number in numbers):
-        raise SettingsError(f"{flag} {text!r}: expected {form} in tokens, numbers above 0")
+    if not 1 <= len(numbers) <= most or not all(1 <= number < math.inf for number in numbers):
+        raise SettingsError(f"{flag} {text!r}: expected {form} in tokens, numbers of at least 1")
     if numbers != sorted(numbers):
         raise SettingsError(f"{flag} {text!r}: {form} must not fall")
     return numbers
