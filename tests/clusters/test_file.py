@@ -93,3 +93,19 @@ def test_a_written_cluster_is_read_as_it_was(tmp_path: Path) -> None:
     path.write_text(written(cluster, ["Three nodes."]))
     assert path.read_text().startswith("# Three nodes.\n")
     assert read(path) == cluster
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), TEXT.encode("utf-16"), b"[" * 5000, b"{a: " * 3000])
+def test_what_is_no_text_of_a_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"cannot be read|not YAML"):
+        read(path)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "9e999 GB"])
+@pytest.mark.parametrize("key", ["memory: 141 GB", "memory_rate: 4.8 TB/s", "rate: 50 GB/s"])
+def test_sizes_that_are_not_finite_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    changed = TEXT.replace(key, f"{key.partition(':')[0]}: {value}")
+    with pytest.raises(SettingsError, match=key.partition(":")[0]):
+        read(Path(write(tmp_path, changed)))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,9 @@ def test_sizes_become_bytes(text: str | int, size: int) -> None:
     assert size_bytes(text, "capacity") == size
 
 
-@pytest.mark.parametrize("text", ["", "MB", "3 XB", "-1 MB", "0 GB", 0, -5, "1 GB/s", True])
+@pytest.mark.parametrize(
+    "text", ["", "MB", "3 XB", "-1 MB", "0 GB", 0, -5, "1 GB/s", True, 0.5, math.nan, math.inf, "9e999 GB", 10**400]
+)
 def test_what_is_no_size_is_refused_by_name(text: str | int) -> None:
     with pytest.raises(SettingsError, match="capacity"):
         size_bytes(text, "capacity")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -158,6 +159,8 @@ def test_what_is_not_supported_is_refused(changes: dict[str, Any], message: str)
         ({"vocab_size": None}, "'vocab_size' is missing"),
         ({"num_key_value_heads": [2]}, r"num_key_value_heads is \[2\]"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
+        ({"hidden_size": 10**30}, "hidden_size is 1000"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
         ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
         ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'"),
     ],
@@ -165,6 +168,11 @@ def test_what_is_not_supported_is_refused(changes: dict[str, Any], message: str)
 def test_a_value_that_is_no_number_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=f"llama config.json: {message}"):
         spec_of("llama", **change)
+
+
+def test_architectures_are_names() -> None:
+    with pytest.raises(SettingsError, match="architectures is 7"):
+        spec_of("llama", architectures=7)
 
 
 def test_a_missing_size_is_named() -> None:

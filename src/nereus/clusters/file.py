@@ -14,6 +14,7 @@ and both a kind and a link `constants` of the cost model by name (`nereus calibr
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from nereus.core.sizes import rate_bytes_per_s, size_bytes
 
 PRECISIONS = (*DTYPE_BYTES, "fp4")
 """What `peak_flops` may name."""
+MOST_DEVICES = 1 << 17
+"""Devices that a cluster may have: plans for more would take minutes."""
 _OPTIONAL = ("launch_s", "host_rate", "constants")
 
 
@@ -57,10 +60,13 @@ def read(
     """The cluster of a file, which the other arguments override. Raises SettingsError naming the file and the key."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cluster file {path}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"cluster file {path}: cannot be read: {reason}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"cluster file {path}: not YAML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"cluster file {path}: not YAML of a cluster: nested too deep") from None
     top = _keys(path, "", data, ("nodes", "devices_per_node", "kind", "links"), ("most_per_node",))
     kind = _kind(path, top["kind"], memory)
     links = _keys(path, "links", top["links"], ("intra", "inter"))
@@ -70,6 +76,10 @@ def read(
     most = _whole(path, "most_per_node", top.get("most_per_node", usual))
     if not 1 <= per_node <= most:
         raise SettingsError(f"{per_node} devices in a node, a {kind.name} node has 1 to {most}")
+    if count * per_node > MOST_DEVICES:
+        raise SettingsError(
+            f"{path}: {count:,} nodes of {per_node} devices, at most {MOST_DEVICES:,} devices are valid"
+        )
     devices = tuple(Device(index, index // per_node, kind.name) for index in range(count * per_node))
     return Cluster(devices, {kind.name: kind}, {name: _link(path, name, link) for name, link in links.items()})
 
@@ -159,10 +169,10 @@ def _number(path: Path, where: str, value: Any) -> float:
     """A positive number; YAML reads `1e-5` as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
-    if not number > 0:
-        raise SettingsError(f"{path}: {where} {value!r} must be a number above 0")
+    if not 0 < number < math.inf:
+        raise SettingsError(f"{path}: {where} {value!r} must be a number above 0 and finite")
     return number
 
 

@@ -85,7 +85,7 @@ def _json(file: Path) -> dict[str, Any]:
         raise SettingsError(f"model directory {file.parent}: {file.name} is missing") from None
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise SettingsError(f"{file}: expected a JSON object, found {type(data).__name__}")

@@ -54,7 +54,7 @@ def dotted(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two of a name like `..x`
         raise SettingsError(f"cannot load {name!r}: {error}") from None
 
 

@@ -11,13 +11,15 @@ _UNITS = {"B": 1} | {
     for base, suffix in ((1000, "B"), (1024, "iB"))
     for power, prefix in enumerate("KMGTP")
 }
+MOST_BYTES = 10**18
+"""No device holds or moves more: sums of sizes stay integers of 64 bits."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def size_bytes(value: str | int | float, what: str) -> int:
     """Bytes of a size: a number of bytes, or a number with a unit. `what` names it in the SettingsError."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        size = int(value)
+        size = value
     else:
         match = _SIZE.fullmatch(str(value))
         units = {name.lower(): factor for name, factor in _UNITS.items()}
@@ -26,10 +28,10 @@ def size_bytes(value: str | int | float, what: str) -> int:
             raise SettingsError(
                 f"{what} {value!r} is not a size: a number of bytes, or a number and one of {', '.join(_UNITS)}"
             )
-        size = round(float(match[1]) * units[unit])
-    if size <= 0:
-        raise SettingsError(f"{what} {value!r}: must be more than 0 bytes")
-    return size
+        size = float(match[1]) * units[unit]
+    if not 1 <= size <= MOST_BYTES:
+        raise SettingsError(f"{what} {value!r}: must be more than 0 bytes and at most {MOST_BYTES:.0e}")
+    return round(size)
 
 
 def rate_bytes_per_s(value: str | int | float, what: str) -> float:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from nereus.core.errors import SettingsError
 
+MOST_SEQUENCES = 1 << 32
+"""More than any step handles: what is counted of them stays an integer of 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -64,6 +67,11 @@ class Workload:
         for field in ("prompts", "samples_per_prompt", "mini_batch", "max_response_tokens", "epochs"):
             if getattr(self, field) < 1:
                 raise SettingsError(f"workload: {field} is {getattr(self, field)}, must be at least 1")
+        if self.sequences * self.epochs > MOST_SEQUENCES:
+            raise SettingsError(
+                f"workload: {self.prompts:,} prompts x {self.samples_per_prompt:,} x {self.epochs:,} epochs, "
+                f"a step handles at most {MOST_SEQUENCES:,} sequences"
+            )
         if self.loss not in LOSSES:
             raise SettingsError(f"workload: loss {self.loss!r}, valid: {', '.join(LOSSES)}")
         if self.sequences % self.mini_batch:

@@ -12,6 +12,9 @@ from nereus.core import Head, ModelSpec, RopeScaling, SettingsError
 _DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
+LARGEST = 1 << 40
+"""No number of a config is larger: products of sizes stay countable."""
+
 
 def read_spec(
     config: Mapping[str, Any],
@@ -69,8 +72,8 @@ def number(config: Mapping[str, Any], family: str, key: str, default: Any = None
         value = default
     if value is None:
         raise SettingsError(f"{family} config.json: {key!r} is missing")
-    if isinstance(value, bool) or not isinstance(value, int | kind):
-        raise SettingsError(f"{family} config.json: {key} is {value!r}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not abs(value) <= LARGEST:
+        raise SettingsError(f"{family} config.json: {key} is {value!r}, expected a number of at most {LARGEST:,}")
     return value
 
 
@@ -121,6 +124,8 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str, trainable: bool,
 
 def head(config: Mapping[str, Any]) -> Head:
     names = config.get("architectures") or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SettingsError(f"config.json: architectures is {names!r}, expected a list of names")
     scalar = any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in names)
     return Head.SCALAR if scalar else Head.LM
 

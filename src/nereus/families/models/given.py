@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ FAMILIES = "nereus.families"
 def given(model: str, dtype: str, head: Head = Head.LM) -> ModelSpec:
     """Its sizes, computed in `dtype`. Raises SettingsError with the nearest names, or with what a file lacks."""
     path = Path(model)
-    if not path.exists() and not model.startswith((".", "~", "/")):
+    if not os.path.exists(model) and not model.startswith((".", "~", "/")):
         return named(model, dtype, head)
     config = read_config(path if path.is_file() else path / "config.json")
     kind = config.get("model_type")
