@@ -12,8 +12,8 @@ from nereus.core import Head, ModelSpec, RopeScaling, SettingsError
 _DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
-LARGEST = 1 << 40
-"""No number of a config is larger: products of sizes stay countable."""
+LARGEST = 1 << 24
+"""No size of a config is larger: products of sizes stay integers of 64 bits, and degrees can be counted through."""
 
 
 def read_spec(
@@ -72,8 +72,10 @@ def number(config: Mapping[str, Any], family: str, key: str, default: Any = None
         value = default
     if value is None:
         raise SettingsError(f"{family} config.json: {key!r} is missing")
-    if isinstance(value, bool) or not isinstance(value, int | kind) or not abs(value) <= LARGEST:
-        raise SettingsError(f"{family} config.json: {key} is {value!r}, expected a number of at most {LARGEST:,}")
+    if isinstance(value, bool) or not isinstance(value, int | kind) or value != value:  # the last is NaN
+        raise SettingsError(f"{family} config.json: {key} is {value!r}, expected a number")
+    if kind is int and isinstance(value, int) and value > LARGEST:
+        raise SettingsError(f"{family} config.json: {key} is {value!r}, at most {LARGEST:,} is valid")
     return value
 
 
