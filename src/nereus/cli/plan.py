@@ -21,7 +21,7 @@ from nereus.settings.question import Question
 
 JOB, WORK, HOST, SHOW = "Models and machines", "What a step handles", "What the host can do", "What is shown"
 
-MOST_PLANS = 100
+MOST_PLANS = 32
 """The search is exact over so many plans at once; it takes longer the more there are."""
 
 JobFile = Annotated[Path | None, typer.Argument(help="A job's YAML, or with --from the configuration.", metavar="FILE")]
