@@ -183,8 +183,8 @@ def test_a_whole_reference_on_every_device_goes_to_verl_and_back() -> None:
 
 def test_packed_micro_batches_are_budgets_of_tokens_in_verl() -> None:
     found = read_text("verl", texts.VERL, "run.sh")
-    lengths = {"prompt": Lengths.constant(500), "response": Lengths(1000, 2000, 3072)}
-    built = job.build(found, job.pool(found, "h100"), job.specs(found), **lengths)
+    prompt, response = Lengths.constant(500), Lengths(1000, 2000, 3072)
+    built = job.build(found, job.pool(found, "h100"), job.specs(found), prompt, response)
     lines = dict(line.split("=", 1) for line in exported(built))
     assert lines["actor_rollout_ref.actor.use_dynamic_bsz"] == "True"
     assert lines["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(500 + 3072)  # two on average are shorter
