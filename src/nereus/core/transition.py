@@ -17,8 +17,12 @@ from nereus.core.state import Kind
 class Primitive:
     """One step of a transition. `group` names its commit group; byte counts are stored bytes by device.
 
-    An acquiring primitive builds `targets` out of shards of `sources`; Destroy has sources alone.
+    An acquiring primitive builds `targets` out of shards of `sources`; Offload and Destroy have sources alone.
     `acquires` are allocated when the primitive starts, `releases` freed when it ends.
+
+    A source is a unit of the start, a T_sub unit that an earlier primitive of the same group makes, or a goal unit
+    that an earlier group of the same transition builds: new replicas are forwarded (D6.4). A STATE edge from that
+    group's last primitive makes the reader wait until the group has committed.
     """
 
     id: str
@@ -40,7 +44,7 @@ class Primitive:
 
     @property
     def name(self) -> str:
-        """Split, Merge, Extend or Destroy."""
+        """Split, Merge, Extend, Offload or Destroy."""
         return type(self).__name__
 
     def __str__(self) -> str:
@@ -64,6 +68,25 @@ class Extend(Primitive):
 
 
 @dataclass(frozen=True, slots=True)
+class Offload(Primitive):
+    """Move a unit's state to the host memory of its own devices, so that they have room before its Destroy.
+
+    `releases` are the device bytes freed, `hosts` the bytes of host memory taken, by device. The unit stays a source,
+    read from host memory, until its Destroy, which frees the host bytes and releases nothing on the devices. A position
+    that is built on a device of the unit afterwards takes over none of its storage. It is in no commit group: until it
+    ends the state is read where it was.
+    """
+
+    hosts: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != 1 or self.targets or self.acquires:
+            raise SettingsError(f"{self.id}: Offload has one source, no targets, and acquires nothing")
+        if set(self.hosts) != set(self.sources[0].devices):
+            raise SettingsError(f"{self.id}: host bytes of devices {sorted(self.hosts)}, {self.sources[0]}")
+
+
+@dataclass(frozen=True, slots=True)
 class Destroy(Primitive):
     """Release a unit whose state is held elsewhere. Never undone."""
 
@@ -81,7 +104,7 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`later` starts only after `earlier` has completed (and, for a STATE edge to a Destroy, committed)."""
+    """`later` starts only after `earlier` has completed; a STATE edge out of a group also waits for its commit."""
 
     earlier: str
     later: str
@@ -126,9 +149,14 @@ class TransitionDAG:
         """Commit groups of the acquiring primitives, in order."""
         found: dict[str, list[Primitive]] = {}
         for primitive in self.primitives:
-            if not isinstance(primitive, Destroy):
+            if not isinstance(primitive, Destroy | Offload):
                 found.setdefault(primitive.group, []).append(primitive)
         return {name: tuple(members) for name, members in found.items()}
+
+    @property
+    def offloaded(self) -> frozenset[EMU]:
+        """The units that an Offload moves to host memory."""
+        return frozenset(primitive.sources[0] for primitive in self.primitives if isinstance(primitive, Offload))
 
     @property
     def devices(self) -> frozenset[int]:

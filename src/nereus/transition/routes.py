@@ -71,10 +71,13 @@ def goal_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...
 
 
 def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:
-    """The existing units that a commit group reads; what its own steps make is none, even under an equal name."""
+    """The whole units that a commit group reads: of the start, or of the goal where an earlier group built them.
+
+    What its own steps make is none, even under an equal name.
+    """
     group = tuple(group)
-    start = set(dag.start) - {unit for primitive in group for unit in primitive.targets}
-    return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit in start))
+    whole = {*dag.start, *dag.goal} - {unit for primitive in group for unit in primitive.targets}
+    return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit in whole))
 
 
 def flows_of(
@@ -162,5 +165,8 @@ def aliased(schema: StateSchema, old: EMU, new: EMU, device: int) -> frozenset[s
 
 
 def alias_source(dag: TransitionDAG, group: Iterable[Primitive], device: int) -> EMU | None:
-    """The unit whose position on `device` a commit group reads locally, if there is one."""
+    """The unit whose position on `device` a commit group reads locally, if there is one.
+
+    Of a unit in `dag.offloaded` no storage can be taken over: everything is copied from host memory.
+    """
     return next((unit for unit in source_units(dag, group) if device in unit.devices), None)
