@@ -113,12 +113,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class TransitionDAG:
-    """From the units that exist to the goal. `primitives` are in a valid execution order, the same on every device."""
+    """From the units that exist to the goal. `primitives` are in a valid execution order, the same on every device.
+
+    `node_of` says on which node each device is, where that is known: who sends to whom depends on it.
+    """
 
     start: EMUSet
     goal: EMUSet
     primitives: tuple[Primitive, ...] = ()
     edges: tuple[Edge, ...] = ()
+    node_of: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = [primitive.id for primitive in self.primitives]

@@ -123,9 +123,10 @@ def _collect(
 
 
 def _near(owners: Sequence[int], device: int, node_of: Mapping[int, int] | None) -> tuple[int, ...]:
-    if node_of is None:
+    if not node_of or device not in node_of:
         return tuple(owners)
-    return tuple(owner for owner in owners if node_of[owner] == node_of[device]) or tuple(owners)
+    node = node_of[device]
+    return tuple(owner for owner in owners if node_of.get(owner) == node) or tuple(owners)
 
 
 def _missing(members: TensorClass, start: int, stop: int, job: Job) -> TransitionError:

@@ -80,16 +80,14 @@ def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, .
     return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit in whole))
 
 
-def flows_of(
-    dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema, node_of: Mapping[int, int] | None = None
-) -> dict[str, tuple[Flow, ...]]:
+def flows_of(dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema) -> dict[str, tuple[Flow, ...]]:
     """Acquiring primitive id → its flows, for one model-stage; a flow belongs to exactly one primitive."""
     names = sorted((name for name, group in dag.groups.items() if group[0].model_stage == model_stage), key=_natural)
     groups = [dag.groups[name] for name in names]
     jobs = [Job(source_units(dag, group), goal_units(dag, group)) for group in groups]
     found: dict[str, list[Flow]] = {primitive.id: [] for group in groups for primitive in group}
     if jobs:
-        for group, job, entries in zip(groups, jobs, flows(schema, jobs, node_of=node_of), strict=True):
+        for group, job, entries in zip(groups, jobs, flows(schema, jobs, node_of=dag.node_of), strict=True):
             held = frozenset(device for unit in job.sources for device in unit.devices)
             chosen: dict[tuple[int, int], str] = {}
             for flow in entries:
@@ -110,12 +108,11 @@ def moves_of(
     primitive: Primitive,
     schema: StateSchema,
     device: int | None = None,
-    node_of: Mapping[int, int] | None = None,
 ) -> tuple[Move, ...]:
     """The moves of one primitive; with `device`, those that it sends or receives. A Destroy moves nothing."""
     if isinstance(primitive, Destroy):
         return ()
-    found = flows_of(dag, primitive.model_stage, schema, node_of)
+    found = flows_of(dag, primitive.model_stage, schema)
     return expand_flows(found[primitive.id], schema, device=device)
 
 
