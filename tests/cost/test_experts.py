@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nereus.core import Calibration, Candidate, DeviceKind, Layout, Link, ModelSpec
+from nereus.cost.decoding import Engine
 from nereus.cost.kernels import Rates, attention_s, gemm_s
 from nereus.cost.layer import Block, MicroBatch
 from nereus.cost.ranks import Ranks
@@ -91,6 +92,35 @@ def test_grouped_products_reach_their_own_share() -> None:
     pairs = 4096 * 4
     experts_s = gemm_s(whole.site.rates, pairs, 64, 64) + gemm_s(whole.site.rates, pairs, 64, 32)
     assert half.matrices_s(True) - whole.matrices_s(True) == pytest.approx(experts_s, rel=1e-6)
+
+
+def test_an_engine_pays_for_each_expert_that_a_step_hits() -> None:
+    """Two tokens with four choices each among 16 experts hit 16 * (1 - (15 / 16)^8) of them."""
+    graphs = {"generation.launches": 0.0}
+    constants = {"generation.experts_start_s": 3e-6, "generation.expert_s": 1e-6}
+    rows = Rows.of([Candidate(ACTOR, Layout(), dp=1)], 1, 8)
+
+    def routed_s(kind: DeviceKind) -> float:
+        site = Site(Rates.of(kind, "bf16"), INTRA, INTER, Calibration(), (kind,))
+        return float(Engine(SPEC, rows, site).step(np.full(1, 2.0), np.full(1, 10.0)).routed[0])
+
+    hit = 16 * (1 - (15 / 16) ** 8)
+    more_s = routed_s(replace(KIND, constants=graphs | constants)) - routed_s(replace(KIND, constants=graphs))
+    assert more_s == pytest.approx(3e-6 + hit * 1e-6, rel=1e-6)
+
+
+def test_a_step_with_latent_attention_pays_for_its_small_kernels_in_every_layer() -> None:
+    latent = replace(SPEC, family="deepseek_v3", kv_rank=32, query_rank=48, rope_head_dim=8, value_head_dim=16)
+    rows = Rows.of([Candidate(ACTOR, Layout(), dp=1)], 1, 8)
+
+    def layer_s(spec: ModelSpec, constants: dict[str, float]) -> float:
+        kind = replace(KIND, constants={"generation.launches": 0.0} | constants)
+        site = Site(Rates.of(kind, "bf16"), INTRA, INTER, Calibration(), (kind,))
+        return float(Engine(spec, rows, site).step(np.full(1, 2.0), np.full(1, 10.0)).dense[0])
+
+    more = {"generation.latent_s": 5e-5}
+    assert layer_s(latent, more) - layer_s(latent, {}) == pytest.approx(5e-5)
+    assert layer_s(SPEC, more) == layer_s(SPEC, {})
 
 
 def test_only_products_of_layers_run_in_fp8() -> None:

@@ -51,6 +51,10 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "generation.step_s": "seconds of a generation engine between two decode steps",
         "generation.sequence_s": "the same for each sequence",
         "generation.refill": "above 0: a generation engine gives a free place to the next sequence, prompts unpadded",
+        "generation.latent_s": "seconds of a decode step's small kernels around latent attention, of each layer",
+        "generation.experts_start_s": "seconds of a generation engine's smallest group of experts",
+        "generation.expert_s": "seconds that every expert of such a group adds beside its weights and arithmetic",
+        "generation.experts_share": "share of a product's rate that such a group reaches with many tokens",
         "generation.kv_bytes": "bytes of one element of the KV cache, where not those of the model",
         "uncertainty": "standard deviation of the logarithm of a class's efficiency, where constants were not fitted",
     }

@@ -1,8 +1,8 @@
 """One prefill and one decode step of a generation engine: seconds of a layer and of the ends of a model, by row.
 
 Every matrix is read in every step; attention reads the cached keys and values (latent ones once for all heads); of the
-experts those are read that the tokens chose. Launches one by one, an all-reduce of an engine's own, and what its
-scheduler takes between steps are constants of the device kind, since engines are tuned to it.
+experts those are read that the tokens chose, by kernels of the engine's own. Launches one by one, an all-reduce of an
+engine's own, and what its scheduler takes between steps are constants of the device kind: engines are tuned to it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ START = MappingProxyType(
         "generation.step_s": 0.0,
         "generation.sequence_s": 0.0,
         "generation.refill": 0.0,
+        "generation.latent_s": 0.0,
+        "generation.experts_start_s": 0.0,
+        "generation.expert_s": 0.0,
+        "generation.experts_share": 1.0,
         ELEMENT: 0.0,
     }
 )
@@ -115,7 +119,10 @@ class Engine:
     def _parts(self, block: Block, attention: Floats, launches: float, reduce: Floats | float) -> Parts:
         spec, rates, zeros = self.spec, self.site.rates, np.zeros(np.shape(block.tokens))
         dense = block.matrices_s(False) + attention + block.elementwise_s(False)
-        routed = block.matrices_s(True) + attention + block.elementwise_s(True) if spec.experts else zeros
+        routed = zeros
+        if spec.experts:
+            matrices_s = block.outside_experts_s() + self._experts_s(block)
+            routed = matrices_s + attention + block.elementwise_s(True)
         kernels, ends = launches * LAYER_KERNELS, launches * END_KERNELS
         return Parts(
             dense=launched_s(rates, dense, kernels),
@@ -129,13 +136,19 @@ class Engine:
             messages=zeros + 1.0,
         )
 
+    def _experts_s(self, block: Block) -> Floats:
+        """Tokens are sorted by expert; then each expert that is hit fills tiles of its own, however few its tokens."""
+        seconds, hit = block.experts(self["generation.experts_share"])
+        return self["generation.experts_start_s"] + self["generation.expert_s"] * hit + seconds
+
     def _cached_s(self, live: Floats, context: Floats) -> Floats:
         """New tokens against cached ones. Latent attention reads one vector, for scores and values of all heads."""
         spec, tp, rates = self.spec, self.rows.tp, self.site.rates
         heads = -(-spec.heads // tp)
         if spec.kv_rank:
             half = (spec.kv_rank + spec.rope_head_dim) / 2
-            return decode_attention_s(rates, live, context, 1.0, half, self.kv_bytes, 2 * heads)
+            read_s = decode_attention_s(rates, live, context, 1.0, half, self.kv_bytes, 2 * heads)
+            return self["generation.latent_s"] + read_s
         keys, context = -(-spec.kv_heads // tp), cached_tokens(spec, context)
         return decode_attention_s(rates, live, context, keys, spec.head_dim, self.kv_bytes, heads)
 

@@ -206,15 +206,22 @@ class Block:
 
     def matrices_s(self, routed: bool) -> Floats:
         """The matrix products of one layer."""
+        return self.outside_experts_s() + self._experts_s() if routed else self._dense_s()
+
+    def _dense_s(self) -> Floats:
+        return self._projections_s() + self._feed_forward_s(self.tokens, _ceil(self.spec.ffn_hidden, self.rows.tp))
+
+    def outside_experts_s(self) -> Floats:
+        """Those of a layer with experts that every token passes."""
         spec, tp = self.spec, self.rows.tp
-        projections_s = self._latent_s() if spec.kv_rank else self._grouped_s()
-        if not routed:
-            return projections_s + self._feed_forward_s(self.tokens, _ceil(spec.ffn_hidden, tp))
         router_s = gemm_s(self.site.rates.wide, self.tokens, spec.experts, spec.hidden, self.element_bytes)
-        found = projections_s + router_s + self._experts_s()
+        found = self._projections_s() + router_s
         if spec.shared_experts:
             found = found + self._feed_forward_s(self.tokens, _ceil(spec.shared_experts * spec.expert_hidden, tp))
         return np.asarray(found)
+
+    def _projections_s(self) -> Floats:
+        return self._latent_s() if self.spec.kv_rank else self._grouped_s()
 
     def _grouped_s(self) -> Floats:
         """Query, key, value and output projections."""
@@ -234,15 +241,21 @@ class Block:
         return compress_s + expand_s + values_s + self._gemm_s(self.tokens, spec.hidden, heads * spec.value_head_dim)
 
     def _experts_s(self) -> Floats:
-        """The chosen experts of all tokens in one group, which reads the weights of those that are hit."""
+        return self.experts(self.site.rates["gemm.experts_share"])[0]
+
+    def experts(self, share: float) -> tuple[Floats, Floats]:
+        """Seconds of the chosen experts of all tokens in one group, and how many experts these are.
+
+        The group reads the weights of those that are hit; its arithmetic reaches `share` of a single product's rate.
+        """
         spec, rows, rates = self.spec, self.rows, self.site.rates
         width = _ceil(spec.expert_hidden, np.where(rows.ep > 1, 1, rows.tp))
         pairs = self.tokens * spec.experts_per_token / np.where(rows.ep > 1, rows.tp, 1)
         held = _ceil(spec.experts, rows.ep)
         hit = held * (1.0 - (1.0 - 1.0 / held) ** pairs)
         weights = (2 + spec.gated) * spec.hidden * width * hit * (rates.low_bytes or self.element_bytes)
-        products_s = self._feed_forward_s(pairs, width) / rates["gemm.experts_share"]
-        return np.maximum(products_s, weights / (rates.bytes_per_s * rates["gemm.stream"]))
+        products_s = self._feed_forward_s(pairs, width) / share
+        return np.maximum(products_s, weights / (rates.bytes_per_s * rates["gemm.stream"])), hit
 
     def _feed_forward_s(self, tokens: Floats, width: Ints) -> Floats:
         up_s = self._gemm_s(tokens, (1 + self.spec.gated) * width, self.spec.hidden)
