@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,65 @@ def test_json_page_and_export_agree(nereus: Command, flags: list[object], tmp_pa
     exported = nereus("export", "megatron", saved)
     assert exported.code == 0
     assert f"--tensor-model-parallel-size {training['tp']}" in exported.out
+
+
+def test_padding_is_assumed_aloud_until_it_is_said(nereus: Command, flags: list[object]) -> None:
+    by_default, padded, packed = (
+        nereus("plan", *flags, "--no-advice", *more) for more in ([], ["--padded"], ["--packed"])
+    )
+    assert "padded to the longest of them (--packed, --padded)" in by_default.out
+    assert "padded to" not in padded.out + packed.out
+    assert by_default.out.partition("predicted")[2] == padded.out.partition("predicted")[2]
+    (slow, fast) = (json.loads(nereus("plan", *flags, "--json", how).out)["step_s"] for how in ("--padded", "--packed"))
+    assert fast < slow
+
+
+@pytest.mark.parametrize(
+    ("host", "framework"),
+    [("verl", "verl"), ("verl:megatron", "verl"), ("openrlhf", "openrlhf"), ("slime", "megatron")],
+)
+def test_a_plan_for_a_framework_can_be_exported_to_it(
+    nereus: Command, flags: list[object], tmp_path: Path, host: str, framework: str
+) -> None:
+    answer = nereus("plan", *flags, "--json", "--for", host)
+    data = json.loads(answer.out)
+    assert len({stage["devices"] for stage in data["model_stages"]}) == 1
+    assert any("all roles take turns" in line for line in data["assumptions"])
+    saved = tmp_path / "plan.json"
+    saved.write_text(answer.out)
+    assert nereus("export", framework, saved).code == 0
+
+
+def test_frameworks_that_are_unknown_or_already_named(nereus: Command, flags: list[object], tmp_path: Path) -> None:
+    refused(nereus("plan", *flags, "--for", "ver"), 2, "'ver'", "did you mean 'verl'")
+    refused(nereus("plan", *flags, "--for", "verl:zero"), 2, "fsdp or megatron", "'zero'")
+    job = tmp_path / "job.yaml"
+    job.write_text("algorithm: grpo")
+    refused(nereus("plan", job, "--for", "verl"), 2, "--for verl", "job.yaml")
+    refused(nereus("plan", job, "--padded"), 2, "--packed")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    nereus: Command, flags: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "plan.html"
+    page.write_text("old")
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(text.encode()[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    refused(nereus("plan", *flags, "--no-advice", "--html", page), 2, "--html", "No space left")
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.glob("*plan.html*")] == ["plan.html"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "| head -c 1"])
+def test_nobody_reads_what_is_printed(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -c 'from nereus.cli import main; main()' list algorithms {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Error" not in done.stderr, done.stderr
 
 
 def test_pinned_degrees_get_a_verdict(nereus: Command, flags: list[object]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 import yaml
@@ -17,10 +21,17 @@ from rich.console import Console
 
 from nereus.core import SettingsError
 
+T = TypeVar("T")
+
 EXTRA_MODULES = ("torch", "safetensors", "tokenizers", "transformers", "psutil")
 NUMBERS = re.compile(r"\[\s+(?:-?[\d.]+,\s+)*-?[\d.]+\s+\]")
 WIDTH = 120
 """Columns where the output is not a terminal."""
+
+if sys.stdout is None:  # closed by whoever started it: what is printed goes nowhere
+    sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+if sys.stderr is None:
+    sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 app = typer.Typer(
     name="nereus",
@@ -71,3 +82,41 @@ def echo_json(data: Any) -> None:
     """Print one JSON value on stdout; lists of numbers, such as device ids, take one line each."""
     text = json.dumps(data, indent=2, default=str)
     typer.echo(NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text))
+
+
+def options_of(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Makes a command of a function of one dataclass: its fields are the options, annotated as typer has them."""
+    hints = get_type_hints(kind, include_extras=True)
+
+    def made(function: Callable[[T], None]) -> Callable[..., None]:
+        def command(**given: Any) -> None:
+            function(kind(**given))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
+            for field in fields(kind)  # type: ignore[arg-type]
+        ]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return made
+
+
+def save(flag: str, path: Path, text: str) -> None:
+    """Write a file that was asked for, whole or not at all. Raises SettingsError when it cannot be."""
+    final = path.resolve()
+    beside = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        if final.exists() and not final.is_file():  # a pipe or a terminal has nothing beside it
+            final.write_text(text, encoding="utf-8")
+            return
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(final)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{flag} {path}: cannot be written: {error.strerror}") from None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nereus.cli._app import AsJson, Overrides, app, echo_json, out
+from nereus.cli._app import AsJson, Overrides, app, echo_json, out, save
 from nereus.core import SettingsError
 from nereus.report import diff_page, diff_tree, trace
 from nereus.report.diff import Asked
@@ -43,9 +43,9 @@ def diff(
     """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
     found = between(replace(ask(paths, steps, job, overrides or (), lost), across=across))
     if trace_file is not None:
-        write(trace_file, "--trace", trace.planned(found))
+        save("--trace", trace_file, trace.planned(found))
     if html is not None:
-        write(html, "--html", diff_page.page(found))
+        save("--html", html, diff_page.page(found))
     if as_json:
         echo_json(found.described())
     else:
@@ -77,11 +77,3 @@ def devices(text: str) -> frozenset[int]:
             raise SettingsError(f"--lost {text!r}: expected device numbers and ranges such as 4,8-15")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
-
-
-def write(path: Path, flag: str, text: str) -> None:
-    """Write a file that was asked for. Raises SettingsError when it cannot be."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{flag} {path}: cannot be written: {error.strerror}") from None

@@ -16,7 +16,6 @@ from nereus.core import (
     Lengths,
     ModelSpec,
     ModelStage,
-    Pin,
     Plan,
     SettingsError,
     Stage,
@@ -28,6 +27,7 @@ from nereus.families.models import named, names
 from nereus.families.models.given import given
 from nereus.integrations import batch as batches
 from nereus.integrations import pinned
+from nereus.integrations.hosts import Trainer, limits
 from nereus.integrations.imported import Imported, Part, Refusal, RefusedImportError
 from nereus.integrations.lengths import understood
 
@@ -40,14 +40,6 @@ LOGITS = {
     "fused": "logits of a micro-batch are never whole: its kernels fuse head and loss",
 }
 """What is assumed of a loss."""
-PLACED = {
-    "colocated": "all roles take turns on the same devices",
-    "disaggregated": "generation has devices of its own, the other roles take turns on the rest",
-    "any": "roles share devices or have their own",
-}
-"""Who shares devices, in words."""
-FLAT_ENGINES = ("verl",)
-"""Frameworks whose generation engines have no pipeline."""
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 OWN_NAMES = {"ppo": ("ppo", "gae"), "grpo": ("grpo", "group_norm"), "remax": ("remax",)}
 """What frameworks call the algorithms whose calls are planned."""
@@ -168,32 +160,17 @@ def build(
             *lengths.assumptions,
             _padding(found),
             LOGITS[load.loss],
-            _limits(found, able),
+            limits(f"{found.framework} with such a file", able),
         ),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
 
 
 def capabilities(found: Imported, workflow: Workflow) -> Capabilities:
-    """What the host of a configuration can be told to do: FSDP and DeepSpeed shard, Megatron cuts, all offload."""
+    """What the host of a configuration can be told to do."""
     actor = found.actor
-    cut = actor.backend is not None and ("megatron" in actor.backend or "dtensor" in actor.backend)
-    whole = [ms for ms in workflow.model_stages if ms.stage is not Stage.GENERATION]
-    pins = {} if cut and "megatron" in (actor.backend or "") else {ms: Pin(tp=None if cut else 1, pp=1) for ms in whole}
-    if found.framework in FLAT_ENGINES:
-        pins |= {ms: Pin(pp=1) for ms in workflow.model_stages if ms.stage is Stage.GENERATION}
-    return Capabilities(
-        recompute=("none", "selective", "full") if cut else ("none", "full"),
-        zero=(actor.zero if actor.zero is not None else 1,),
-        expert_parallel=cut and workflow.specs["actor"].experts > 0,
-        cp=tuple(sorted({1, (actor.cp or 1) * (actor.sp or 1)})),
-        sequence_parallel=cut,
-        offload=True,
-        uneven_shares=False,
-        asynchronous=found.asynchronous,
-        placement=placement(found, workflow),
-        pins=pins,
-    )
+    trainer = Trainer(found.framework, actor.backend or "", actor.zero if actor.zero is not None else 1)
+    return trainer.capabilities(workflow, placement(found, workflow), cp=(actor.cp or 1) * (actor.sp or 1))
 
 
 def placement(found: Imported, workflow: Workflow) -> str:
@@ -205,21 +182,6 @@ def placement(found: Imported, workflow: Workflow) -> str:
         return "colocated"
     beside = len(others) == 1 and not any(devices & one for devices in generating for one in others)
     return "disaggregated" if beside else "any"
-
-
-def _limits(found: Imported, able: Capabilities) -> str:
-    """What the host limits the search to."""
-    trained = [pin for ms, pin in able.pins.items() if ms.stage is not Stage.GENERATION]
-    words = [
-        PLACED[able.placement],
-        "no TP or PP where models train or infer" if any(pin.tp == 1 for pin in trained) else "",
-        "no PP where models train or infer" if any(pin.tp is None for pin in trained) else "",
-        "no PP in engines" if len(trained) < len(able.pins) else "",
-        f"ZeRO {able.zero[0]}",
-        f"CP {' or '.join(map(str, able.cp))}",
-        "DP and micro-batches that divide the batch",
-    ]
-    return f"only what {found.framework} runs with such a file is looked at: {'; '.join(filter(None, words))}"
 
 
 def _made_of(found: Imported) -> str:

@@ -11,6 +11,7 @@ from nereus.clusters import file, named
 from nereus.core import Capabilities, Cluster, Lengths, ModelSpec, SettingsError, Workload, plugins
 from nereus.core.ports import Algorithm
 from nereus.cost import lengths as distribution
+from nereus.integrations import hosts
 from nereus.planning.problem import Problem
 from nereus.settings import models
 from nereus.settings.build import expected_lengths
@@ -47,14 +48,13 @@ class Flags:
     samples: int | None = None
     mini_batch: int | None = None
     epochs: int | None = None
+    packed: bool | None = None
     asynchronous: bool = False
 
     def given(self) -> tuple[str, ...]:
-        """The flags that were given."""
-        found = (
-            field.name.replace("_", "-") for field in fields(self) if getattr(self, field.name) not in (None, False)
-        )
-        return tuple(found)
+        """The flags that were given. Switches are given when they are on, `packed` also when it is off."""
+        left_out = {field.name: (None,) if field.name == "packed" else (None, False) for field in fields(self)}
+        return tuple(name.replace("_", "-") for name in left_out if getattr(self, name) not in left_out[name])
 
 
 REQUIRED: Mapping[str, Callable[[], str]] = {
@@ -85,13 +85,20 @@ def question(flags: Flags, host: Host = ANY_HOST) -> Question:
     method.check(work)
     flow = replace(method.workflow(specs), asynchronous=flags.asynchronous)
     name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
-    taken.append("every sequence of a micro-batch is padded to the longest of them")
+    if host.made_for is not None:
+        trainer = hosts.Trainer.parse(host.made_for)
+        able = trainer.capabilities(flow, "disaggregated" if flags.asynchronous else "colocated")
+        able = replace(able, **host.capabilities())  # type: ignore[arg-type]
+        taken.append(hosts.limits(f"{trainer.framework} with {trainer.backend}", able))
+        return Question(name, Problem(flow, work, machine, able), names, able, assumptions=tuple(taken))
     if host.dp is None and not host.even_shares:
         _assume(
             taken, "any number of replicas whose shares differ by at most one sequence", "--dp powers, --even-shares"
         )
     _assume(
-        taken, "hosts that can recompute none, selective or full", "more by --zero, --offload, --sequence-parallel, ..."
+        taken,
+        "hosts that can recompute none, selective or full",
+        "--for FRAMEWORK, or more by --zero, --offload, --sequence-parallel, ...",
     )
     return Question(name, Problem(flow, work, machine, ABLE), names, assumptions=tuple(taken))
 
@@ -165,8 +172,10 @@ def _workload(flags: Flags, specs: Mapping[str, ModelSpec], taken: list[str]) ->
     prompt = prompt_lengths(str(flags.prompt), taken)
     response = response_lengths(str(flags.response), prompts * samples, positions - int(prompt.maximum), taken)
     check_context(prompt, response, specs)
+    if flags.packed is None:
+        _assume(taken, "every sequence of a micro-batch is padded to the longest of them", "--packed, --padded")
     longest = math.ceil(response.maximum)
-    return Workload(prompts, samples, prompt, response, mini_batch, longest, epochs)
+    return Workload(prompts, samples, prompt, response, mini_batch, longest, epochs, packed=bool(flags.packed))
 
 
 def check_context(prompt: Lengths, response: Lengths, specs: Mapping[str, ModelSpec]) -> None:

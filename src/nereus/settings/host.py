@@ -16,6 +16,8 @@ DP = ("any", "powers")
 class Host:
     """The flags as given; None or False where one was left out. Lists are joined by commas."""
 
+    made_for: str | None = None
+    """The framework, with its backend where that is not the usual one, that is to run the plan."""
     dp: str | None = None
     recompute: str | None = None
     zero: str | None = None
