@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nereus.core import Candidate, Capabilities, ModelStage, Pin, Rejection, SettingsError, Stage
-from nereus.planning.grid import Grids
+from nereus.planning.grid import EXACT_POOL, Grids, candidates
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
 from tests.cost.jobs import ACTOR, GENERATION, REFERENCE, SMALL, TINY, WORKLOAD, cluster, grpo
@@ -57,10 +57,25 @@ def test_model_stages_that_are_not_trained_share_out_the_whole_batch() -> None:
 
 def test_on_large_pools_replicas_that_do_not_shrink_a_share_are_left_out() -> None:
     able = Capabilities(tp=(1,), pp=(1,), micro_batches=(1,), recompute=("none",))
-    found, _ = all_legal(problem(able, prompts=100, samples_per_prompt=1, mini_batch=100), ACTOR, 100)
-    shares = [-(-100 // c.dp) for c in found]
+    found, _ = all_legal(problem(able, prompts=200, samples_per_prompt=1, mini_batch=200), ACTOR, 200)
+    assert [c.dp for c in found if c.dp <= EXACT_POOL] == list(range(1, EXACT_POOL + 1))
+    shares = [-(-200 // c.dp) for c in found if c.dp > EXACT_POOL]
     assert shares == sorted(set(shares), reverse=True)
-    assert set(shares) == {-(-100 // dp) for dp in range(1, 101)}
+    assert {-(-200 // c.dp) for c in found} == {-(-200 // dp) for dp in range(1, 201)}
+
+
+@pytest.mark.parametrize("replicas", ["any", "powers"])
+@pytest.mark.parametrize("pools", [((7,), (7, 7)), ((8,) * 8, (8,) * 9), ((8, 7), (8, 8)), ((70,), (71,))])
+def test_a_larger_pool_has_every_candidate_of_a_smaller_one(
+    replicas: str, pools: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    spec = replace(SMALL, layers=14)
+    able = Capabilities(dp=replicas, micro_batches=(1,), recompute=("none",))
+    workload = replace(WORKLOAD, prompts=120, samples_per_prompt=1, mini_batch=120)
+    asked = Problem(grpo(spec), workload, cluster(1), able)
+    for model_stage in asked.workflow.model_stages:
+        fewer, more = (set(candidates(asked, model_stage, pool)) for pool in pools)
+        assert fewer <= more
 
 
 def test_hosts_that_need_even_shares_get_them() -> None:

@@ -1,6 +1,8 @@
 """Prices the candidates of a problem and lists the arrangements in which the search looks for plans.
 
-- On a pool of equal nodes: every shape of `space.py`.
+- On a pool of equal nodes: every shape of `space.py`. Those with more groups side by side than there are nodes lie
+  inside the first node. On up to `EXACT_POOL` devices one of two partitions may also lie inside the last node, its
+  groups side by side there, and the other on whole nodes.
 - With nodes of several kinds or sizes: every shape on each of the two largest sets of equal nodes alone; every shape of
   two partitions with one on each set; and all nodes together, taking turns, at the pace of the slowest kind in use.
 - Model-stages with pinned devices have these to themselves; what shares a stage with them takes turns with them on the
@@ -19,7 +21,7 @@ from nereus.core import Candidate, ModelStage, Plan
 from nereus.cost.rows import Bools, Rows
 from nereus.cost.step import StepModel
 from nereus.planning.exact import Found
-from nereus.planning.grid import Grid, Grids
+from nereus.planning.grid import EXACT_POOL, Grid, Grids
 from nereus.planning.place import shared_out
 from nereus.planning.pool import Site, whole
 from nereus.planning.problem import Problem
@@ -56,6 +58,9 @@ class Choices:
     _fitting: dict[tuple[ModelStage, Site, float], Table] = field(default_factory=dict)
     _sites: tuple[Site, ...] = ()
     _only: dict[frozenset[int], Site] = field(default_factory=dict)
+    _slices: dict[tuple[Site, int, int], Site] = field(default_factory=dict)
+    _whole: dict[Site, Site] = field(default_factory=dict)
+    """What a slice was cut from."""
     times: float = 1.0
     """Of their memory that devices are taken to have."""
     least: bool = False
@@ -114,7 +119,7 @@ class Choices:
         if key not in self._fitting:
             table = self._every(model_stage, site)
             alone = table.resident + table.transient <= self._room(site)
-            if self.times == 1.0:
+            if self.times == 1.0 and site not in self._whole:
                 beyond = table.row[~alone]
                 self.refusals.add(
                     "does not fit in memory, even alone", list(beyond), self._grid[model_stage, site].label
@@ -134,12 +139,33 @@ class Choices:
     def _every(self, model_stage: ModelStage, site: Site) -> Table:
         key = (model_stage, site)
         if key not in self._tables:
+            if site in self._whole:
+                return self._sliced(model_stage, site)
             if site not in self._grids:
                 self._grids[site] = Grids(self.problem, site.sizes, self.refusals)
             self._grid[key] = self._grids[site].of(model_stage)
             self._tables[key] = self._priced(self._grid[key], site)
             self.considered += len(self._grid[key].rows)
         return self._tables[key]
+
+    def _sliced(self, model_stage: ModelStage, site: Site) -> Table:
+        """The rows of equal nodes that some of them have room for."""
+        whole, nodes = self._whole[site], len(site.nodes)
+        table = self._every(model_stage, whole)
+        table, grid = table[table.slots <= nodes], self._grid[model_stage, whole]
+        if nodes == 1:
+            grid = replace(grid, slots=grid.rows.devices)
+            table = replace(table, slots=grid.slots[table.row])
+        self._grid[model_stage, site], self._tables[model_stage, site] = grid, table
+        return table
+
+    def _slice(self, site: Site, first: int, last: int) -> Site:
+        """Some neighbours of equal nodes."""
+        key = (site, first, last)
+        if key not in self._slices:
+            self._slices[key] = part = Site(site.nodes[first:last], site.kinds[first:last])
+            self._whole[part] = self._whole.get(site, site)
+        return self._slices[key]
 
     def plan(self, arrangement: Arrangement, found: Found) -> Plan:
         """A choice with devices."""
@@ -153,11 +179,21 @@ class Choices:
         return shared_out(arrangement.program.shape, arrangement.sites, chosen, self.problem.current)
 
     def _regular(self, site: Site) -> Iterator[Arrangement]:
-        tables = {ms: self.table(ms, site) for ms in self.problem.workflow.model_stages}
-        sites, slots, room = dict.fromkeys(tables, site), len(site.slots), (self._room(site),)
+        nodes = len(site.nodes)
+        inside = self._slice(site, 0, 1) if nodes > 1 else None
         for program in programs(self.problem.workflow, self._shapes):
-            levels = tuple(tables[ms] for ms in program.levels)
-            yield Arrangement(program, levels, slots, room * len(program.stored), sites, site)
+            if width(program) <= len(site.slots):
+                yield self._at(program, site)
+            elif inside is not None:
+                yield self._at(program, inside)
+        if inside is not None and len(site.devices) <= EXACT_POOL:
+            yield from self._split(self._slice(site, 0, nodes - 1), self._slice(site, nodes - 1, nodes), beside=True)
+
+    def _at(self, program: Program, site: Site) -> Arrangement:
+        """A shape on slots that are as good as each other."""
+        tables = tuple(self.table(ms, site) for ms in program.levels)
+        room = (self._room(site),) * len(program.stored)
+        return Arrangement(program, tables, len(site.slots), room, dict.fromkeys(program.levels, site), site)
 
     def _together(self, site: Site) -> Iterator[Arrangement]:
         """All of an irregular site in turns: there every model-stage counts as needing all of it."""
@@ -165,17 +201,25 @@ class Choices:
             if program.colocated and not program.devices:
                 yield self._on(program, dict.fromkeys(program.levels, site), 1, (1,))
 
-    def _split(self, one: Site, other: Site) -> Iterator[Arrangement]:
-        """Partitions on two sites; slots are counted in parts that both sites are whole numbers of."""
+    def _split(self, one: Site, other: Site, beside: bool = False) -> Iterator[Arrangement]:
+        """Partitions on two sites; slots are counted in parts that both sites are whole numbers of.
+
+        With `beside` only if groups lie side by side in a single node; elsewhere whole nodes do as well.
+        """
         every = tuple(shape for shape in self._shapes if len(shape.partitions) == 2)
-        if not every:
-            return
-        slots = lcm(len(one.slots), len(other.slots))
-        for program in programs(self.problem.workflow, every, split=True):
-            for first, second in ((one, other), (other, one)):
-                where = {ms: (first, second)[home] for ms, home in zip(program.levels, program.home, strict=True)}
-                scales = tuple(slots // len(where[ms].slots) for ms in program.levels)
-                yield self._on(program, where, slots, scales)
+        for program in programs(self.problem.workflow, every, split=True) if every else ():
+            widths = [width(program, partition) for partition in (0, 1)]
+            for pair in ((one, other), (other, one)):
+                single = [len(site.nodes) == 1 and wide > 1 for site, wide in zip(pair, widths, strict=True)]
+                if not any(single) if beside else any(single) and len(self._sites[0].devices) > EXACT_POOL:
+                    continue
+                parts = [
+                    site if wide <= len(site.slots) else self._slice(site, 0, 1)
+                    for site, wide in zip(pair, widths, strict=True)
+                ]
+                slots = lcm(*(len(part.slots) for part in parts))
+                where = {ms: parts[home] for ms, home in zip(program.levels, program.home, strict=True)}
+                yield self._on(program, where, slots, tuple(slots // len(where[ms].slots) for ms in program.levels))
 
     def _pinned(self, pool: Site, held: set[int]) -> Iterator[Arrangement]:
         workflow, pins = self.problem.workflow, self.problem.capabilities.pins
@@ -240,6 +284,12 @@ class Choices:
         table = Table(tuple(seconds), sync_s, grid.slots, resident, transient, layouts(rows), np.arange(len(rows)))
         finite = np.isfinite(sum(seconds) + sync_s)
         return table if finite.all() else table[finite]
+
+
+def width(program: Program, partition: int | None = None) -> int:
+    """Groups that lie side by side, in one partition or in all."""
+    chosen = [level for level, home in enumerate(program.home) if partition in (None, home)]
+    return max((1, *(sum(terms[level] for level in chosen) for terms in program.devices)))
 
 
 def layouts(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

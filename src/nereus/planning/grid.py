@@ -1,10 +1,10 @@
 """The candidates of one model-stage as columns: every degree and option that its model, job, pool and pins allow.
 
 What is looked at:
-- TP: degrees that cut the model, inside a node. PP up to the layers: powers of two, and every degree on pools of up to
-  `EXACT_POOL` devices when DP may be any.
-- DP: powers of two, or any; on pools beyond `EXACT_POOL` those at which the largest share of the batch that replicas
-  share out shrinks (a mini-batch where a model is trained).
+- TP: degrees that cut the model, inside a node.
+- PP up to the layers, and DP: powers of two; where DP may be any, every pair of them on up to `EXACT_POOL` devices, and
+  beyond these PP that is a power of two or divides the layers, with DP at which the largest share of the batch that
+  replicas share out shrinks (a mini-batch where a model is trained). A larger pool so never lacks a smaller one's rows.
 - Micro-batch: powers of two up to the largest share, as far as they hold no more than `TOKENS` tokens of mean length
   (more of them fill no device better). For generation: how many sequences decode at once, the whole share or as many as
   a KV budget holds: powers of two down to a part in `BUDGETS` of the share, powers of four below.
@@ -110,7 +110,7 @@ class Grids:
         pps = self._pps(model_stage, pin)
         large = [size for size in able.micro_batches if size > whole and model_stage.stage is not Stage.GENERATION]
         self.refusals.add(f"the largest share is {whole} sequences", large, lambda size: f"{model_stage} mb{size}")
-        key = (tps, pps, pin.dp, whole, able.cp if trained else (1,))
+        key = (tps, pps, pin.dp, whole, spec.layers, able.cp if trained else (1,))
         if key not in self._degrees:
             self._degrees[key] = self._deal(model_stage, tps, pps, able.cp if trained else (1,), pin, whole)
         sizes = self._sizes(model_stage, whole)
@@ -146,10 +146,11 @@ class Grids:
             wanted: Sequence[int] = (pin.pp,)
         elif able.pp:
             wanted = able.pp
-        elif able.dp == "powers" or self.devices > EXACT_POOL:
+        elif able.dp == "powers":
             wanted = _powers(self.devices)
         else:
-            wanted = range(1, self.devices + 1)
+            most = min(self.devices, max(layers, EXACT_POOL))
+            wanted = [pp for pp in range(1, most + 1) if pp <= EXACT_POOL or pp & (pp - 1) == 0 or layers % pp == 0]
         deep = [pp for pp in wanted if pp > layers]
         self.refusals.add(f"the model has {layers} layers", deep, lambda pp: f"{model_stage} pp{pp}")
         return tuple(pp for pp in wanted if pp <= layers and (able.max_pp is None or pp <= able.max_pp))
@@ -160,10 +161,12 @@ class Grids:
         """Every (tp, cp, pp, dp) that the nodes have room for and the batch has sequences for."""
         parts: list[_Degrees] = []
         choices = self._dps(model_stage, pin, whole)
+        anywhere = self._anywhere(model_stage, pps, choices, pin, whole)
         for tp, cp in product(tps, cps):
             packing = self._packing(tp, cp)
             every = np.array([(pp, *astuple(packing.runs(pp))) for pp in pps], dtype=np.int64).reshape(-1, 4)
-            which, replicas = np.nonzero(choices <= every[:, 1:2])
+            few = tp * cp * every[:, :1] * choices <= EXACT_POOL
+            which, replicas = np.nonzero((choices <= every[:, 1:2]) & (anywhere | few))
             if not len(which):
                 continue
             (pp, _, pp_from, dp_from), dp = every[which].T, choices[replicas]
@@ -185,6 +188,17 @@ class Grids:
             none, never = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
             return _Degrees(none, none, none, none, none, none, never, never, never)
         return _Degrees(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(_Degrees)))
+
+    def _anywhere(self, model_stage: ModelStage, pps: Sequence[int], dps: Ints, pin: Pin, whole: int) -> Bools:
+        """By PP and DP, which pairs are looked at on any number of devices."""
+        able, layers = self.problem.capabilities, self.problem.workflow.spec(model_stage).layers
+        pp, dp_ok = np.array(pps, dtype=np.int64)[:, None], dps > 0
+        pp_ok = pp > 0
+        if pin.pp is None and not able.pp:
+            pp_ok = ((pp & (pp - 1)) == 0) | (layers % pp == 0)
+        if pin.dp is None and able.dp == "any":
+            dp_ok = _shrinking(whole, dps)
+        return np.asarray(pp_ok & dp_ok)
 
     def _too_few(self, model_stage: ModelStage, tps: Sequence[int], pps: Sequence[int], pin: Pin) -> None:
         """Say what the smallest degrees need that nodes or pool do not have."""
@@ -209,9 +223,8 @@ class Grids:
             every = np.array([pin.dp])
         elif able.dp == "powers":
             every = np.array(_powers(most))
-        elif self.devices > EXACT_POOL:
-            share = -(-whole // every)
-            every = every[np.diff(share, prepend=whole + 1) < 0]
+        else:
+            every = every[(every <= EXACT_POOL) | _shrinking(whole, every)]
         if not able.uneven_shares:
             even = (work.mini_batch % every == 0) & (work.sequences % every == 0)
             uneven = every[~even]
@@ -358,6 +371,11 @@ def _shared(problem: Problem, model_stage: ModelStage) -> tuple[int, bool]:
     """Sequences that replicas share out at once, and whether the model-stage is trained (D5.8)."""
     trained = problem.workflow.updated(model_stage)
     return (problem.workload.mini_batch if trained else problem.workload.sequences), trained
+
+
+def _shrinking(whole: int, dps: Ints) -> Bools:
+    """Replicas at which the largest share of `whole` sequences is smaller than with one replica less."""
+    return np.asarray((dps == 1) | (-(-whole // dps) < -(-whole // np.maximum(dps - 1, 1))))
 
 
 def _layers(layers: int, pp: Ints) -> tuple[Ints, Ints, Ints]:
