@@ -1,0 +1,100 @@
+"""All parts of the transitions' benchmark: `python -m benchmarks.transitions [--json FILE] [--only PART] [--quick]`.
+
+A part is a module with `run(quick=...)`, which answers with lines of the table, and maybe `tables(lines)` for more. One
+that is not there, lacks a library or fails is a line that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.planner._result import Result
+from benchmarks.transitions.sides import Watch
+
+PARTS = (
+    "planning",
+    "bytes",
+    "schedule",
+    "reshard",
+    "extend",
+    "scale_out",
+    "doubling",
+    "layouts",
+    "overlap",
+)
+WIDTH = 170
+FAILED = "failed: "
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts, print the tables, write the JSON; 1 when a part failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transitions", description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write every number here")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="a small state, few runs: shows that it works, no numbers")
+    given = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    found: dict[str, dict[str, object]] = {}
+    failed = False
+    for part in given.only:
+        watch, began_s = Watch(), time.perf_counter()
+        lines = measured(part, given.quick)
+        took_s, load = time.perf_counter() - began_s, watch.read()
+        console.print(table(f"{part} ({took_s:.0f} s; {load})", lines))
+        module = sys.modules.get(f"benchmarks.transitions.{part}")
+        for shown in module.tables(lines) if hasattr(module, "tables") else ():
+            console.print(shown)
+        found[part] = {
+            "took_s": took_s,
+            "load_before": load.before,
+            "busy_cores": load.busy_cores,
+            "results": [line.as_json for line in lines],
+        }
+        failed = failed or any(line.notes.startswith(FAILED) for line in lines)
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(found, indent=2, default=str, allow_nan=False) + "\n")
+    return int(failed)
+
+
+def measured(part: str, quick: bool) -> tuple[Result, ...]:
+    """The lines of one part; a part that breaks must not take the others with it."""
+    name = f"benchmarks.transitions.{part}"
+    if find_spec(name) is None:
+        return (Result(part, "report", float("nan"), notes="not there"),)
+    try:
+        return tuple(import_module(name).run(quick=quick))
+    except ModuleNotFoundError as error:
+        ours = str(error.name).partition(".")[0] in ("nereus", "benchmarks")
+        return (Result(part, "report", float("nan"), notes=f"{FAILED if ours else 'skipped: '}{error}"),)
+    except Exception as error:
+        return (Result(part, "report", float("nan"), notes=f"{FAILED}{error!r}"),)
+
+
+def table(title: str, lines: Sequence[Result]) -> Table:
+    """One row a result."""
+    shown = Table(*("what", "target", "ours", "other side", "ratio", "met", "notes"), title=title)
+    for line in lines:
+        met = {None: "", True: "yes", False: "NO"}[line.met]
+        numbers = (line.measured, line.baseline, line.ratio)
+        shown.add_row(line.name, line.target, *map(number, numbers), met, line.notes)
+    return shown
+
+
+def number(value: float | None) -> str:
+    """Four digits; nothing for what was not measured."""
+    return "" if value is None or value != value else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

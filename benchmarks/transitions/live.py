@@ -1,0 +1,161 @@
+"""Our side as a job uses it: live positions of workers, the coordinator's executor, a group made and dropped each time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.transitions.ranks import WAIT_S, Meter
+from benchmarks.transitions.scenario import Scenario
+from benchmarks.transitions.state import KINDS, Size, Units, filled, wrong
+from nereus.core import (
+    EMU,
+    Assignment,
+    Candidate,
+    Cut,
+    EMUSet,
+    Kind,
+    Layout,
+    LogicalState,
+    ModelStage,
+    Plan,
+    Stage,
+    StateSchema,
+    TensorSpec,
+    TransitionDAG,
+    Where,
+)
+from nereus.engine.connection import Message
+from nereus.engine.crew import Crew
+from nereus.engine.executor import TransitionExecutor
+from nereus.engine.worker import DeviceSettings, Handler, Worker
+from nereus.transition import connect, place
+
+MODEL_STAGE = ModelStage("actor", Stage.TRAINING)
+PROGRAM = "benchmarks.transitions.live.Program"
+ROOM_BYTES = 1 << 40
+"""Memory is not what is compared here."""
+
+
+class Program:
+    """A worker's handlers beside the engine's own: fill a position, compare it, meter the process."""
+
+    def __init__(self, worker: Worker, _: Any) -> None:
+        self.worker = worker
+        self.meter = Meter()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Command name → function."""
+        return {"bench.load": self.load, "bench.wrong": self.wrong, "bench.meter": self.start, "bench.read": self.read}
+
+    def load(self, message: Message) -> None:
+        """A live position with the contents that everybody can compute."""
+        unit: EMU = message.fields["unit"]
+        position = self.worker.positions.create(unit, message.fields["schema"])
+        for (name, kind), part in filled(message.fields["size"], as_units((unit,)), self.worker.device).items():
+            position.tensors[name, Kind(kind)].copy_(part)
+        position.logical = LogicalState(1)
+
+    def wrong(self, message: Message) -> Message:
+        """What of this device's position differs."""
+        names = []
+        for position in self.worker.positions:
+            state = {(name, str(kind)): part for (name, kind), part in position.tensors.items()}
+            names += wrong(state, message.fields["size"], as_units((position.unit,)), self.worker.device)
+        return Message("wrong", {"names": names, "units": len(list(self.worker.positions))})
+
+    def start(self, _: Message) -> None:
+        """Begin to count."""
+        self.worker.ledger.reset_peak()
+        self.meter = Meter()
+        self.used_bytes = self.worker.ledger.used_bytes
+
+    def read(self, _: Message) -> Message:
+        """Since `start`."""
+        ledger = self.worker.ledger.peak_bytes - self.used_bytes
+        return Message("read", {**self.meter.read(), "ledger_extra_bytes": ledger})
+
+
+class Side:
+    """A crew with the source on it. A run is one transition; the way back is another that is not timed."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.devices = scenario, range(scenario.devices)
+        self.schemas = {MODEL_STAGE: schema(scenario.size)}
+        self.crew = Crew({device: DeviceSettings() for device in self.devices}, PROGRAM, timeout_s=WAIT_S)
+        self.crew.start(self.devices)
+        self.crew.wait_ready(self.devices, WAIT_S)
+        self.start = EMUSet(emus(scenario.source))
+        for unit in self.start:
+            fields = {"unit": unit, "schema": self.schemas[MODEL_STAGE], "size": scenario.size}
+            self.crew.call(unit.devices, Message("bench.load", fields), WAIT_S)
+        target = scenario.target
+        candidate = Candidate(MODEL_STAGE, Layout(target.tp, target.pp), len(target.devices))
+        self.goal = place(self.start, Plan((Assignment(candidate, target.devices),)), self.schemas)
+        self.executor = TransitionExecutor(self.crew, self.schemas, WAIT_S)
+        self.there, self.back = self._dag(self.start, self.goal), self._dag(self.goal, self.start)
+        self.now = self.start
+
+    def once(self) -> dict[str, Any]:
+        """One transition."""
+        if self.now != self.start:
+            self._go(self.back)
+        self.crew.call(self.devices, Message("bench.meter"), WAIT_S)
+        began_s = time.perf_counter()
+        outcome = self._go(self.there)
+        seconds = time.perf_counter() - began_s
+        reports = [
+            reply.fields for _, reply in sorted(self.crew.call(self.devices, Message("bench.read"), WAIT_S).items())
+        ]
+        return {
+            "seconds": seconds,
+            "written_bytes": sum(report["written_bytes"] for report in reports),
+            "extra_bytes": [report["extra_bytes"] for report in reports],
+            "ledger_extra_bytes": [report["ledger_extra_bytes"] for report in reports],
+            "received_bytes": sum(outcome.received_bytes.values()),
+            "sent_bytes": dict(Counter(outcome.sent_bytes)),
+        }
+
+    def wrong(self) -> list[str]:
+        """Of the target, on any device."""
+        replies = self.crew.call(self.devices, Message("bench.wrong", {"size": self.scenario.size}), WAIT_S)
+        found = [f"device {device}: {name}" for device, reply in replies.items() for name in reply.fields["names"]]
+        held = {device for device, reply in replies.items() if reply.fields["units"]}
+        return [*found, *(f"device {device} holds nothing" for device in sorted(self.goal.devices - held))]
+
+    def close(self) -> None:
+        """End the workers."""
+        self.crew.close()
+
+    def _go(self, dag: TransitionDAG) -> Any:
+        outcome = self.executor.execute(dag)
+        if outcome.error is not None:
+            raise RuntimeError(outcome.error)
+        self.now = outcome.units
+        return outcome
+
+    def _dag(self, start: EMUSet, goal: EMUSet) -> TransitionDAG:
+        return connect(start, goal, self.schemas, dict.fromkeys(self.devices, ROOM_BYTES))
+
+
+def schema(size: Size) -> StateSchema:
+    """The same tensors in the engine's words."""
+    tensors = []
+    for tensor in size.tensors:
+        where = Where.LAST if tensor.layer is None else Where.FIRST if tensor.layer < 0 else Where.LAYER
+        layer = tensor.layer if where == Where.LAYER else None
+        cut = Cut() if tensor.dim is None else Cut(tensor.dim, tensor.shape[tensor.dim])
+        tensors.append(TensorSpec(tensor.name, tensor.shape, where, layer, cut))
+    return StateSchema(size.layers, tuple(tensors), {Kind(kind): "fp32" for kind in KINDS})
+
+
+def emus(units: Units) -> tuple[EMU, ...]:
+    """The same units in the engine's words."""
+    return tuple(EMU(MODEL_STAGE, Layout(units.tp, units.pp), devices) for devices in units.devices)
+
+
+def as_units(found: tuple[EMU, ...]) -> Units:
+    """And back."""
+    return Units(found[0].layout.tp, found[0].layout.pp, tuple(unit.devices for unit in found))
