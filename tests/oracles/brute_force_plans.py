@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus.core import ModelStage, Workflow
+from nereus.core import ModelStage, Stage, Workflow
 
 Array = NDArray[np.float64]
 
@@ -61,6 +61,13 @@ def _numberings(count: int, most: int, used: int = 0) -> Iterator[tuple[int, ...
             yield (number, *rest)
 
 
+def data_edges(workflow: Workflow) -> set[tuple[str, str]]:
+    """Calls that wait for each other's data; asynchronous jobs work on what was generated in the step before."""
+    generates = {call.name for call in workflow.calls if call.model_stage.stage is Stage.GENERATION}
+    edges = set(workflow.edges())
+    return {(a, b) for a, b in edges if a not in generates or b in generates} if workflow.asynchronous else edges
+
+
 Choices = Mapping[ModelStage, Mapping[str, Array]]
 """Columns of every choice: by model-stage what its row is called, needs and takes."""
 
@@ -68,7 +75,7 @@ Choices = Mapping[ModelStage, Mapping[str, Array]]
 def step_s(workflow: Workflow, home: Home, chosen: Choices) -> Array:
     """Play a step: a call starts when its data is there and whoever has its turn before it is done."""
     ends: dict[str, Array] = {}
-    data = set(workflow.edges())
+    data = data_edges(workflow)
     owner = {call.name: call.model_stage for call in workflow.calls}
     for name in workflow.order():
         mine = owner[name]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nereus.core import ModelStage, Workflow
-from tests.oracles.brute_force_plans import Array, Home, homes
+from tests.oracles.brute_force_plans import Array, Home, data_edges, homes
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Program:
 
     def _waits(self, home: Home, owner: Mapping[str, ModelStage], other: str, name: str) -> bool:
         its, mine = owner[other], owner[name]
-        if (other, name) in self.workflow.edges():
+        if (other, name) in data_edges(self.workflow):
             return True
         return home[its] == home[mine] if its.stage is mine.stage else home[its][0] == home[mine][0]
 

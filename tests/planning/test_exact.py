@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nereus.core import Call, ModelStage, Stage, Work, Workflow
+from nereus.planning import exact
 from nereus.planning.select import choose
 from nereus.planning.table import Table
 from tests.cost.jobs import TINY
 from tests.oracles.brute_force_plans import Row, fastest
 
 
-def workflow(inference: int, training: int, greedy: bool = False, frozen: bool = False) -> Workflow:
+def workflow(
+    inference: int, training: int, greedy: bool = False, frozen: bool = False, asynchronous: bool = False
+) -> Workflow:
     """A job with so many models in inference and training; `greedy` generates twice, as ReMax does."""
     calls = [Call("generate", ModelStage("actor", Stage.GENERATION), Work.GENERATE, ("prompts",), ("responses",))]
     if greedy:
@@ -35,7 +38,7 @@ def workflow(inference: int, training: int, greedy: bool = False, frozen: bool =
     for name in () if frozen else trained:
         calls.append(Call(f"{name}_update", ModelStage(name, Stage.TRAINING), Work.UPDATE, columns))
     models = {call.model_stage.model for call in calls}
-    return Workflow(tuple(calls), dict.fromkeys(models, TINY))
+    return Workflow(tuple(calls), dict.fromkeys(models, TINY), asynchronous=asynchronous)
 
 
 def table(flow: Workflow, model_stage: ModelStage, rows: Sequence[Row]) -> Table:
@@ -114,3 +117,28 @@ def test_three_models_that_are_trained(problem: Drawn, k: int) -> None:
 def test_calls_that_need_not_wait_for_all_of_generation(problem: Drawn, k: int) -> None:
     flow, rows, slots, room = problem
     check(flow, rows, slots, room, k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    problems(rows=4, inference=st.integers(0, 2), training=st.integers(1, 2), asynchronous=st.just(True)),
+    st.sampled_from([1, 2, 5]),
+)
+def test_generation_goes_on_beside_training(problem: Drawn, k: int) -> None:
+    flow, rows, slots, room = problem
+    check(flow, rows, slots, room, k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    problems(rows=4, inference=st.integers(1, 2), training=st.integers(1, 2), asynchronous=st.booleans()),
+    st.sampled_from([1, 2, 5]),
+    st.integers(1, 2),
+    st.sampled_from([4, 16]),
+)
+def test_crowds_are_completed_a_few_at_a_time_and_none_is_lost(problem: Drawn, k: int, few: int, cells: int) -> None:
+    flow, rows, slots, room = problem
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("CROWD", 2), ("FEW", few), ("CELLS", cells)):
+            patch.setattr(exact, name, value)
+        check(flow, rows, slots, room, k)

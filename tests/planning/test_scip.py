@@ -18,7 +18,7 @@ pytest.importorskip("pyscipopt")
 
 
 @settings(max_examples=6, deadline=None)
-@given(problems(rows=5, inference=st.integers(1, 2), training=st.integers(1, 2)))
+@given(problems(rows=5, inference=st.integers(1, 2), training=st.integers(1, 2), asynchronous=st.booleans()))
 def test_the_search_equals_scip_and_scip_equals_trying_everything(problem: Any) -> None:
     flow, rows, slots, room = problem
     tables = {ms: table(flow, ms, each) for ms, each in rows.items()}

@@ -2,7 +2,9 @@
 
 With some levels chosen, every sum of `program.py` has a partial value. What is left of slots and bytes bounds the time
 of every level still to come from below, so a partial choice whose bound reaches the cutoff is dropped; so is one that
-`k` others of different layouts match in all sums, since each completion of it is matched by theirs.
+`k` others of different layouts match in all sums, since each completion of it is matched by theirs. Where many
+are left, the few with the lowest bounds are completed first: partitions that run side by side have very many partial
+choices none of which is worse than another, and the first complete ones rule out nearly all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from nereus.planning.program import Column, Layer, Program
 from nereus.planning.table import Ideal, Table, beaten
 
 CROWD = 192
-"""More partial choices than that are compared with each other."""
+"""More rows or partial choices than that are compared with each other, and looked at in the order of their bounds."""
 WIDE = 8
 """A quick look bounds so many times its width of each level's rows, those that are fastest without limits."""
-CELLS = 1 << 20
+FEW = 16
+"""So many of a crowd are completed before the others."""
+CELLS = 1 << 18
 """Pairs that are looked at in one go."""
 SLACK = 1 + 1e-12
 """Room for rounding in comparisons of bytes."""
@@ -67,7 +71,7 @@ class State:
     rows: list[Ints]
     name: Ints
 
-    def take(self, which: Ints | Bools) -> State:
+    def take(self, which: Ints | Bools | slice) -> State:
         """Some of them."""
         return State(
             [column[which] for column in self.paths],
@@ -115,11 +119,30 @@ class Solver:
         """Offer every choice that may count; with a `width` only look at so many at a time."""
         kept, ideals = list(self.tables), list(self.ideals)
         if self._narrow(width):
-            state = self._alone(self.tables[0], 0, self.program.layers[0])
-            for level in range(1, len(self.program.levels)):
-                state = self._grow(state, level, width)
-            self._offer(state)
+            layer = self.program.layers[0]
+            state = self._alone(self.tables[0], 0, layer)
+            self._complete(state, self._bounds(state, layer), 1, width)
         self.tables, self.ideals = kept, ideals
+
+    def _complete(self, state: State, bounds: Floats, level: int, width: int | None) -> None:
+        """Offer the completions of partial choices: first of a few with the lowest bounds, then of more and more.
+
+        What the first ones lead to lowers the cutoff, so that far fewer of the others are left.
+        """
+        if level == len(self.program.levels):
+            self._offer(state)
+            return
+        most = size = max(1, CELLS // len(self.tables[level]))
+        if len(bounds) > CROWD:
+            order, size = np.argsort(bounds, kind="stable"), FEW
+            state, bounds = state.take(order), bounds[order]
+        start = 0
+        while start < len(bounds) and bounds[start:].min() < self.best.cutoff_s:
+            some = state.take(slice(start, start + size))
+            if start and len(some.name) > CROWD:
+                some = some.take(~beaten(some.sizes(self.program.layers[level - 1]), some.name, self.best.k))
+            self._complete(*self._grow(some, level, width), level + 1, width)
+            start, size = start + size, min(2 * size, most)
 
     def near(self) -> tuple[Bools, ...]:
         """By level the rows whose bound, from the fastest times of the others, is below the cutoff."""
@@ -178,23 +201,16 @@ class Solver:
             table.name,
         )
 
-    def _grow(self, state: State, level: int, width: int | None) -> State:
-        """Every partial choice with every row of the next level, as far as it may count."""
-        layer, table = self.program.layers[level], self.tables[level]
-        size = max(1, CELLS // max(len(table), 1))
-        parts, bounds = [], []
-        for start in range(0, max(len(state.name), 1), size):
-            grown = self._pairs(state.take(slice(start, start + size)), layer, table)  # type: ignore[arg-type]
-            bound = self._bounds(grown, layer)
-            keep = bound < self.best.cutoff_s
-            parts.append(grown.take(keep))
-            bounds.append(bound[keep])
-        grown, bound = _joined(parts), np.concatenate(bounds)
-        if width is not None and len(bound) > width:
-            return grown.take(np.argpartition(bound, width)[:width])
-        if len(bound) > CROWD and layer.rest:
-            grown = grown.take(~beaten(grown.sizes(layer), grown.name, self.best.k))
-        return grown
+    def _grow(self, state: State, level: int, width: int | None) -> tuple[State, Floats]:
+        """Every partial choice with every row of the next level, as far as it may count, and its bound."""
+        layer = self.program.layers[level]
+        grown = self._pairs(state, layer, self.tables[level])
+        bound = self._bounds(grown, layer)
+        keep: Ints | Bools = bound < self.best.cutoff_s
+        if width is not None and np.count_nonzero(keep) > width:
+            keep = np.argpartition(bound, width)[:width]
+        grown, bound = grown.take(keep), bound[keep]
+        return grown, bound
 
     def _pairs(self, state: State, layer: Layer, table: Table) -> State:
         new, home = layer.chosen[-1], self.program.home[layer.chosen[-1]]
@@ -318,20 +334,3 @@ def _most(
         total = partial + others
         found = total if found is None else np.maximum(found, total)
     return found
-
-
-def _joined(parts: Sequence[State]) -> State:
-    if len(parts) == 1:
-        return parts[0]
-
-    def join(columns: Sequence[Sequence[Floats]]) -> list[Floats]:
-        return [np.concatenate(each) for each in zip(*columns, strict=True)]
-
-    return State(
-        join([part.paths for part in parts]),
-        join([part.devices for part in parts]),
-        [join(each) for each in zip(*(part.stored for part in parts), strict=True)],
-        join([part.added for part in parts]),
-        [np.concatenate(each) for each in zip(*(part.rows for part in parts), strict=True)],
-        np.concatenate([part.name for part in parts]),
-    )

@@ -18,7 +18,7 @@ from nereus.planning.space import apart
 from nereus.planning.table import Table
 
 WIDTH = 24
-"""Rows and partial choices that a quick look at a colocated shape keeps."""
+"""Rows and partial choices that a quick look keeps; it is at colocated shapes and at the one of the lowest bound."""
 SHORT = 96
 """Tables of so many rows need no quick look."""
 MANY = 400
@@ -39,10 +39,11 @@ def fastest(arrangements: Sequence[Arrangement], workflow: Workflow, k: int) -> 
     ranked.sort()
 
     known: dict[object, tuple[float, Sequence[Table]]] = {}
-    for quick in (True, False):
-        for bound_s, index in ranked:
+    likely = [one for one in ranked if one is ranked[0] or arrangements[one[1]].program.colocated]
+    for quick, some in ((True, likely), (False, ranked)):
+        for bound_s, index in some:
             each = arrangements[index]
-            if bound_s < best.cutoff_s and (each.program.colocated or not quick):
+            if bound_s < best.cutoff_s:
                 cutoff_s, tables = known.get(each.key, (float("inf"), each.tables))
                 if best.cutoff_s < cutoff_s:
                     tables = _near(free, tables, each, best)
