@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from nereus.core import NereusError, TransitionError
+from nereus.engine import exchange
 from nereus.engine.groups import Group
 from nereus.engine.library import (
     BoxPlan,
@@ -24,7 +25,6 @@ from nereus.engine.library import (
     Shard,
     allocate,
     describe,
-    execute,
     plan_routes,
     reshard,
 )
@@ -348,7 +348,7 @@ def test_an_error_while_packing_on_one_rank_is_an_error_on_all_and_the_group_goe
         assert all(bits(target[name]) == bits(tensor) for name, tensor in wanted.items())
         return str(error.value)
 
-    monkeypatch.setattr(execute, "pack", failing)
+    monkeypatch.setattr(exchange, "pack", failing)
     assert each_rank(3, act) == ["rank 1: RuntimeError: no memory left"] * 3
 
 
@@ -393,5 +393,5 @@ def test_a_shard_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         source, target = cut(SPLIT.tensors, SPLIT.source, group.rank), allocate(SPLIT.tensors, SPLIT.target, group.rank)
         reshard(SPLIT, source, target, group, QUICK)
 
-    monkeypatch.setattr(execute, "pack", spoiled)
+    monkeypatch.setattr(exchange, "pack", spoiled)
     assert all("another hash after the transition" in error for error in failures(3, act))

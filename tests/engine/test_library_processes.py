@@ -12,7 +12,8 @@ from torch import distributed
 
 from examples import reshard_fsdp2, reshard_module
 from nereus.core import TransitionError, TransportError
-from nereus.engine.library import LogicalTensor, Options, Placement, Region, allocate, execute, plan_routes, reshard
+from nereus.engine import exchange
+from nereus.engine.library import LogicalTensor, Options, Placement, Region, allocate, plan_routes, reshard
 from nereus.engine.library.local import run_local
 from nereus.engine.packing import pack
 
@@ -63,7 +64,7 @@ def broken_rank(rank: int, how: str) -> tuple[str, float, bool]:
 
     patch = pytest.MonkeyPatch()
     if rank == 1:
-        patch.setattr(execute, "pack", breaks)
+        patch.setattr(exchange, "pack", breaks)
     began_s = time.monotonic()
     try:
         reshard(PLAN, source, allocate(PLAN.tensors, PLAN.target, rank), options=Options(timeout_s=2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,10 @@ from nereus.core import (
 )
 from nereus.engine.groups import GroupRegistry
 from nereus.engine.ledger import Ledger
-from nereus.engine.mover import Mover, Traffic, staging_bytes
+from nereus.engine.mover import Mover, Traffic
 from nereus.engine.positions import Position, Positions
 from nereus.engine.transports.torch import Torch
+from nereus.transition.buckets import bucket_bytes
 
 ACTOR = ModelStage("actor", Stage.TRAINING)
 ROWS = TensorSpec("rows", (300, 500), Where.FIRST, cut=Cut(0, 2))
@@ -68,7 +68,7 @@ def test_boxes_arrive_in_place_and_in_the_dtype_of_the_target(target: str, item_
             for tensor in TENSORS:
                 position.tensors[tensor.name, Kind.PARAM].copy_(logical(tensor))
         stored = ledger.used_bytes
-        mover = Mover(device, TENSORS, {Kind.PARAM: target}, Torch(registry.make("sync#1", (0, 1))), ledger)
+        mover = Mover(device, TENSORS, {Kind.PARAM: target}, Torch(registry.make("sync#1", (0, 1)), 20), ledger)
         traffic = mover.run(moves(item_bytes), lambda _: position, lambda _: position)
         registry.drop_all()
         assert ledger.used_bytes == stored
@@ -83,14 +83,13 @@ def test_boxes_arrive_in_place_and_in_the_dtype_of_the_target(target: str, item_
         assert torch.equal(got, wanted.to(got.dtype)), tensor.name
     total = sum(move.bytes for move in moves(item_bytes))
     assert (sender[1], receiver[1]) == (Traffic(0, total), Traffic(total, 0))
-    assert receiver[3] - receiver[2] <= staging_bytes(TENSORS, {Kind.PARAM: target}), "staging stays small"
+    assert receiver[3] - receiver[2] <= bucket_bytes(TENSORS, {Kind.PARAM: target}), "staging stays small"
 
 
 def test_a_box_that_is_not_held_is_refused_by_name() -> None:
     positions = Positions(1, Ledger(1), torch.device("cpu"))
     position = positions.create(EMU(ACTOR, Layout(2), (9, 1)), schema("fp32"))
     move = Move("rows", Kind.PARAM, Box(0, 0, 10), 1, (1,), 20_000)
-    none: Any = None
-    mover = Mover(1, TENSORS, {Kind.PARAM: "fp32"}, none, Ledger(1))
+    mover = Mover(1, TENSORS, {Kind.PARAM: "fp32"}, None, Ledger(1))
     with pytest.raises(TransportError, match=r"rows param \[0, 10\) is asked for, .* holds \[150, 300\)"):
         mover.run([move], lambda _: position, lambda _: position)

@@ -28,10 +28,10 @@ LIBRARY = (
     ),
     Mutation(
         "put narrow elements first in a message",
-        "engine/library/messages.py",
-        "key=lambda parcel: -plan.tensors",
-        "key=lambda parcel: plan.tensors",
-        "tests/engine/test_library_staging.py::test_both_sides_cut_a_pair_into_the_same_messages_within_the_bundle",
+        "engine/messages.py",
+        "key=lambda part: -part.dtype",
+        "key=lambda part: part.dtype",
+        "tests/engine/test_messages.py::test_both_sides_cut_a_pair_into_the_same_messages_within_the_bundle",
     ),
     Mutation(
         "say that all is done without asking the others",

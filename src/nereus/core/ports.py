@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from nereus.core.cluster import Cluster
 from nereus.core.decision import Adapt, ControllerState, Decision, Options, Outcome, Payback
 from nereus.core.emu import EMUSet
+from nereus.core.errors import NereusError
 from nereus.core.observation import Boundary, Observation, Trigger
 from nereus.core.plan import Plan
 from nereus.core.spec import ModelSpec, TensorSpec
@@ -221,10 +222,21 @@ class Executor(Protocol):
 
 
 class Transport(Protocol):
-    """Moves contiguous byte buffers between devices in one agreed order."""
+    """Moves contiguous byte buffers between ranks; those of a pair arrive in the order both sides post them."""
 
-    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Send each (target, buffer), fill each (source, buffer). Raises TransportError past its deadline."""
+    @property
+    def device(self) -> Any:
+        """Where buffers must lie to travel."""
+        ...
+
+    def post(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> tuple[list[Any], list[NereusError]]:
+        """Start to send each (rank, buffer) and to fill each (rank, buffer): handles, and what could not be started."""
+        ...
+
+    def wait(self, handle: Any, what: str) -> None:
+        """Until a transfer has ended. Raises TransportError, which says `what`, past the deadline."""
         ...
 
 

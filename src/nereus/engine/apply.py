@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nereus.core import EMU, LogicalState, ModelStage, Move, Primitive, StateSchema, TransitionDAG, TransitionError
 from nereus.engine.connection import Message
 from nereus.engine.groups import Group
-from nereus.engine.mover import Mover
+from nereus.engine.mover import Mover, most_peers
 from nereus.engine.positions import Position
 from nereus.engine.transports.torch import Torch
 from nereus.transition.flows import Flow
@@ -40,11 +40,17 @@ class _Running:
 
     def moves(self, primitive: Primitive, device: int) -> tuple[Move, ...]:
         """What `device` sends and receives in a primitive; the same on every rank."""
+        return expand_flows(self._flows(primitive), self.schemas[primitive.model_stage], device=device)
+
+    def most_peers(self, primitive: Primitive) -> int:
+        """The most devices that one device exchanges with in a primitive."""
+        return most_peers((flow.source, flow.target) for flow in self._flows(primitive))
+
+    def _flows(self, primitive: Primitive) -> tuple[Flow, ...]:
         model_stage = primitive.model_stage
-        schema = self.schemas[model_stage]
         if model_stage not in self.flows:
-            self.flows[model_stage] = flows_of(self.dag, model_stage, schema)
-        return expand_flows(self.flows[model_stage][primitive.id], schema, device=device)
+            self.flows[model_stage] = flows_of(self.dag, model_stage, self.schemas[model_stage])
+        return self.flows[model_stage][primitive.id]
 
 
 class Transition:
@@ -83,7 +89,8 @@ class Transition:
         primitive = next(p for p in running.dag.primitives if p.id == message.fields["primitive"])
         members = running.dag.groups[primitive.group]
         schema = running.schemas[primitive.model_stage]
-        mover = Mover(device, schema.tensors, schema.dtypes, Torch(running.group), self._worker.ledger)
+        transport = Torch(running.group, self._worker.timeout_s)
+        mover = Mover(device, schema.tensors, schema.dtypes, transport, self._worker.ledger)
         for goal in goal_units(running.dag, members):
             if device in goal.devices and self._worker.positions.pending(primitive.group, goal) is None:
                 self._prepare(mover, primitive, goal, alias_source(running.dag, members, device))
@@ -93,6 +100,7 @@ class Transition:
             running.moves(primitive, device),
             lambda _: self._find(next((unit for unit in sources if device in unit.devices), None)),
             lambda _: self._target(primitive.group, goals),
+            running.most_peers(primitive),
         )
         return Message(
             "transition.apply",

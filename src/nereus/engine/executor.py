@@ -29,7 +29,7 @@ from nereus.core import (
 )
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew, Reply, explain
-from nereus.engine.mover import staging_bytes
+from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.fit import fit, stored_bytes
 from nereus.transition.flows import Flow
 from nereus.transition.routes import flows_of, goal_units
@@ -125,11 +125,19 @@ class TransitionExecutor:
         devices = sorted(dag.devices)
         reports = self._crew.call(devices, Message("memory"), self._timeout_s)
         stored = stored_bytes(dag.start, self._schemas)
-        limit = max(staging_bytes(schema.tensors, schema.dtypes) for schema in self._schemas.values())
-        staging = _staging(self._traffic(dag).values(), limit)
+        staging = self._staging(dag)
         other = {d: r.fields["used_bytes"] - stored[d] + staging.get(d, 0) for d, r in reports.items()}
         limits = {d: r.fields["capacity_bytes"] for d, r in reports.items() if r.fields["capacity_bytes"] is not None}
         return fit(dag, self._schemas, limits, other)
+
+    def _staging(self, dag: TransitionDAG) -> Counter[int]:
+        """Device → the most that staging buffers take of it: a device runs one primitive at a time."""
+        most: Counter[int] = Counter()
+        traffic = self._traffic(dag)
+        for primitive in dag.primitives:
+            schema = self._schemas[primitive.model_stage]
+            most |= staging_bytes(traffic.get(primitive.id, {}), bucket_bytes(schema.tensors, schema.dtypes))
+        return most
 
     def execute(self, dag: TransitionDAG) -> Outcome:
         """Go from `dag.start` to `dag.goal`. What failed is in the outcome; its units are those that exist whole.
@@ -301,15 +309,3 @@ def _pairs(flows: Iterable[Flow], element_bytes: int) -> Traffic:
     for flow in flows:
         found[flow.source, flow.target] += flow.elements * element_bytes
     return dict(found)
-
-
-def _staging(primitives: Iterable[Traffic], limit: int) -> Counter[int]:
-    """Device → the most that staging buffers can take of it: one message to and from every peer at a time."""
-    most: Counter[int] = Counter()
-    for traffic in primitives:
-        now: Counter[int] = Counter()
-        for (source, target), size in traffic.items():
-            now[source] += min(size, limit)
-            now[target] += min(size, limit)
-        most |= now
-    return most

@@ -1,26 +1,22 @@
-"""Carries out moves for one device: local copies, and byte messages between pairs of devices.
+"""Carries out moves for one device: local copies, and what it sends to and receives from others (D6.6).
 
-Both sides of a pair cut the same list of moves into the same messages, so nothing but bytes travels (D6.6). A message
-of one contiguous box goes straight from and into the final tensor; others pass through a small staging buffer.
+Both sides of a pair cut the same list of moves into the same messages, so nothing but bytes travels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from math import prod
 
 import torch
 
-from nereus.core import DTYPE_BYTES, Kind, Move, TensorSpec, TransportError
-from nereus.core.ports import Transport
-from nereus.engine.groups import as_bytes
+from nereus.core import Kind, Move, NereusError, TensorSpec, TransportError
+from nereus.engine.exchange import Exchange
 from nereus.engine.ledger import Ledger
-from nereus.engine.packing import pack, unpack
+from nereus.engine.messages import Part, bundle_bytes
 from nereus.engine.positions import TORCH_DTYPES, Position, Shard, shards
-
-LEAST_STAGING_BYTES, MOST_STAGING_BYTES = 1 << 14, 1 << 24
+from nereus.engine.transports.torch import Torch
+from nereus.transition.buckets import bucket_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +27,14 @@ class Traffic:
     sent_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What travels of a move in one message: its box, limited to `rows` of dim 0 when the box is cut further."""
-
-    move: Move
-    rows: tuple[int, int] | None
-    bytes: int
-
-
-Message = list[Piece]
 Find = Callable[[Move], Position]
 
 
 class Mover:
     """Moves boxes between the positions of this device and those of others.
 
-    `dtypes` are the dtypes that travel, by kind; a side that stores another one converts.
+    `dtypes` are the dtypes that travel, by kind; a side that stores another one converts. `transport` None: there is
+    nobody to talk to.
     """
 
     def __init__(
@@ -55,133 +42,93 @@ class Mover:
         device: int,
         tensors: Sequence[TensorSpec],
         dtypes: Mapping[Kind, str],
-        transport: Transport,
+        transport: Torch | None,
         ledger: Ledger,
     ) -> None:
         self._device = device
-        self._shapes = {tensor.name: tensor.shape for tensor in tensors}
         self._dtypes = dtypes
         self._transport = transport
         self._ledger = ledger
-        self._staging_bytes = staging_bytes(tensors, dtypes)
+        self._bucket_bytes = bucket_bytes(tensors, dtypes)
         self._shards: dict[int, dict[str, Shard]] = {}
 
-    def run(self, moves: Sequence[Move], source: Find, target: Find) -> Traffic:
-        """Send and receive all that concerns this device; `source` and `target` find its positions for a move."""
-        outgoing: dict[int, list[Move]] = {}
-        incoming: dict[int, list[Move]] = {}
+    def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
+        """Send and receive all that concerns this device; `source` and `target` find its positions for a move.
+
+        `most_peers` is the most that any device sends to or receives from, equal on all devices; None: `moves` are
+        those of every device.
+        """
+        own: list[Move] = []
+        sends: dict[int, list[Part]] = {}
+        receives: dict[int, list[Part]] = {}
         for move in moves:
             for peer in move.targets:
                 if move.source == self._device == peer:
-                    piece = Piece(move, None, move.bytes)
-                    self._view(target(move), piece).copy_(self._view(source(move), piece))
+                    own.append(move)
                 elif move.source == self._device:
-                    outgoing.setdefault(peer, []).append(move)
+                    sends.setdefault(self._rank(peer), []).append(self._part(source(move), move))
                 elif peer == self._device:
-                    incoming.setdefault(move.source, []).append(move)
-        rounds = zip_longest(self._rounds(outgoing), self._rounds(incoming), fillvalue=())
-        received_bytes = sent_bytes = 0
-        for sends, receives in rounds:
-            self._exchange(sends, receives, source, target)
-            sent_bytes += sum(piece.bytes for _, message in sends for piece in message)
-            received_bytes += sum(piece.bytes for _, message in receives for piece in message)
-        return Traffic(received_bytes, sent_bytes)
+                    receives.setdefault(self._rank(move.source), []).append(self._part(target(move), move))
 
-    def _exchange(
-        self,
-        sends: Sequence[tuple[int, Message]],
-        receives: Sequence[tuple[int, Message]],
-        source: Find,
-        target: Find,
-    ) -> None:
-        """One message at most to and from every peer."""
-        out = [(peer, [self._view(source(piece.move), piece) for piece in message]) for peer, message in sends]
-        inward = [(peer, message, [self._view(target(p.move), p) for p in message]) for peer, message in receives]
-        packed = [(peer, self._pack(message, views)) for (peer, views), (_, message) in zip(out, sends, strict=True)]
-        buffers = [(peer, self._landing(message, views)) for peer, message, views in inward]
-        with self._ledger.hold("buckets", *(buffer for _, buffer in (*packed, *buffers))):
-            self._transport.exchange(packed, buffers)
-            for (_, message, views), (_, buffer) in zip(inward, buffers, strict=True):
-                if not self._direct(message, views):
-                    self._unpack(buffer, message, views)
+        def copy() -> None:
+            for move in own:
+                self._view(target(move), move).copy_(self._view(source(move), move))
 
-    def _rounds(self, by_peer: Mapping[int, Sequence[Move]]) -> Iterator[tuple[tuple[int, Message], ...]]:
-        """Message n of every peer travels in round n."""
-        peers = sorted(by_peer)
-        for messages in zip_longest(*(self._messages(by_peer[peer]) for peer in peers)):
-            yield tuple((peer, message) for peer, message in zip(peers, messages, strict=True) if message)
+        if self._transport is None or not (sends or receives):
+            copy()
+            return Traffic()
+        peers = most_peers_of(moves) if most_peers is None else most_peers
+        limit = bundle_bytes(self._bucket_bytes, peers)
+        exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop)
+        with self._ledger.hold("buckets", *exchange.buffers):
+            exchange.run(copy)
+        return Traffic(_total(receives), _total(sends))
 
-    def _messages(self, moves: Sequence[Move]) -> Iterator[Message]:
-        message: Message = []
-        size = 0
-        for piece in (piece for move in moves for piece in self._pieces(move)):
-            if message and size + piece.bytes > self._staging_bytes:
-                yield message
-                message, size = [], 0
-            message.append(piece)
-            size += piece.bytes
-        if message:
-            yield message
+    def _rank(self, device: int) -> int:
+        members = () if self._transport is None else self._transport.group.members
+        if device not in members:
+            raise TransportError(f"device {self._device} has no group with device {device}, its members: {members}")
+        return members.index(device)
 
-    def _pieces(self, move: Move) -> Iterator[Piece]:
-        """A large box of an inner dim is not contiguous: it is cut along dim 0 so that staging stays small."""
-        shape, box = self._shapes[move.tensor], move.box
-        rest = prod(size for dim, size in enumerate(shape) if dim not in (0, box.dim))
-        width = box.stop - box.start
-        row_bytes = rest * DTYPE_BYTES[self._dtypes[move.kind]] * (width if box.dim else 1)
-        rows = shape[0] if box.dim else width
-        limit = self._staging_bytes
-        step = max(1, limit // row_bytes) if box.dim and row_bytes * rows > limit else rows
-        for start in range(0, rows, max(1, step)):
-            stop = min(rows, start + step)
-            whole = (start, stop) == (0, rows)
-            yield Piece(move, None if whole else (start, stop), row_bytes * (stop - start))
+    def _part(self, position: Position, move: Move) -> Part:
+        return Part(self._view(position, move), TORCH_DTYPES[self._dtypes[move.kind]])
 
-    def _view(self, position: Position, piece: Piece) -> torch.Tensor:
-        """The part of a stored tensor that a piece names."""
-        move = piece.move
+    def _view(self, position: Position, move: Move) -> torch.Tensor:
+        """The part of a stored tensor that a move names."""
         tensor, shard = position.tensors[move.tensor, move.kind], self._shards_of(position)[move.tensor]
         if not shard.start <= move.box.start < move.box.stop <= shard.stop:
             raise TransportError(
                 f"device {self._device}: {move.tensor} {move.kind} [{move.box.start}, {move.box.stop}) is asked for, "
                 f"{position.unit} holds [{shard.start}, {shard.stop})"
             )
-        view = tensor.narrow(move.box.dim, move.box.start - shard.start, move.box.stop - move.box.start)
-        return view if piece.rows is None else view[piece.rows[0] : piece.rows[1]]
+        return tensor.narrow(move.box.dim, move.box.start - shard.start, move.box.stop - move.box.start)
 
     def _shards_of(self, position: Position) -> dict[str, Shard]:
         if id(position) not in self._shards:
             self._shards[id(position)] = shards(position.schema, position.unit, self._device)
         return self._shards[id(position)]
 
-    def _dtype(self, piece: Piece) -> torch.dtype:
-        return TORCH_DTYPES[self._dtypes[piece.move.kind]]
 
-    def _direct(self, message: Message, views: Sequence[torch.Tensor]) -> bool:
-        return len(views) == 1 and views[0].is_contiguous() and views[0].dtype == self._dtype(message[0])
-
-    def _pack(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self._direct(message, views):
-            return as_bytes(views[0])
-        buffer = self._empty(message, views)
-        pack(buffer, [view.to(self._dtype(piece)) for piece, view in zip(message, views, strict=True)])
-        return buffer
-
-    def _landing(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Where a message arrives: the final tensor itself, or a buffer."""
-        return as_bytes(views[0]) if self._direct(message, views) else self._empty(message, views)
-
-    def _empty(self, message: Message, views: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.empty(sum(piece.bytes for piece in message), dtype=torch.uint8, device=views[0].device)
-
-    def _unpack(self, buffer: torch.Tensor, message: Message, views: Sequence[torch.Tensor]) -> None:
-        unpack(buffer, views, [self._dtype(piece) for piece in message])
+def most_peers_of(moves: Iterable[Move]) -> int:
+    """The most devices that one device sends to or receives from."""
+    return most_peers((move.source, target) for move in moves for target in move.targets)
 
 
-def staging_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str]) -> int:
-    """Largest message that is put together from several boxes, or from a box that is not contiguous.
+def most_peers(pairs: Iterable[tuple[int, int]]) -> int:
+    """The most devices that one device sends to or receives from, of pairs (source, target)."""
+    targets: dict[int, set[int]] = {}
+    sources: dict[int, set[int]] = {}
+    for source, target in pairs:
+        if source != target:
+            targets.setdefault(source, set()).add(target)
+            sources.setdefault(target, set()).add(source)
+    return max((len(peers) for peers in (*targets.values(), *sources.values())), default=0)
 
-    Both sides know it from the model's size: small beside the state, large enough that messages are few.
-    """
-    total = sum(tensor.elements for tensor in tensors) * sum(DTYPE_BYTES[dtype] for dtype in dtypes.values())
-    return min(max(total // 256, LEAST_STAGING_BYTES), MOST_STAGING_BYTES)
+
+def _stop(error: NereusError) -> None:
+    """The first error ends this device's part; its groups are dropped, which ends the waiting of the others."""
+    raise error
+
+
+def _total(by_peer: Mapping[int, Sequence[Part]]) -> int:
+    return sum(part.bytes for parts in by_peer.values() for part in parts)

@@ -80,13 +80,18 @@ class Positions:
         if unit.model_stage in self._live:
             raise TransitionError(f"device {self._device} already holds {self._live[unit.model_stage].unit}")
         position = self._allocate(unit, schema)
+        for tensor in position.tensors.values():
+            tensor.zero_()
         self._live[unit.model_stage] = position
         return position
 
     def prepare(
         self, group: str, unit: EMU, schema: StateSchema, base: Position | None, shared: Collection[str]
     ) -> Position:
-        """A pending position of a goal unit. It takes the tensors named `shared` over from `base`, as they are."""
+        """A pending position of a goal unit. It takes the tensors named `shared` over from `base`, as they are.
+
+        Of the others padding alone is written; the elements are the caller's to fill.
+        """
         position = self._allocate(unit, schema, base, shared)
         self._pending[group, unit] = position
         return position
@@ -151,7 +156,10 @@ class Positions:
                 if base is not None and name in shared:
                     tensors[name, kind] = base.tensors[name, kind]
                 else:
-                    made = torch.zeros(shard.shape, dtype=TORCH_DTYPES[dtype], device=self._torch_device)
+                    made = torch.empty(shard.shape, dtype=TORCH_DTYPES[dtype], device=self._torch_device)
+                    if shard.shape:
+                        owned = shard.stop - shard.start
+                        made.narrow(shard.dim, owned, shard.shape[shard.dim] - owned).zero_()
                     tensors[name, kind] = made
         position = Position(unit, schema, tensors)
         self._holds[id(position)] = self._ledger.hold("state", *tensors.values())

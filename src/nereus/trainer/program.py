@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nereus.core import EMU, Kind, ModelStage, Move, StateSchema, TransitionError, TransportError, Workflow
+from nereus.core import EMU, Kind, ModelStage, Move, StateSchema, TransitionError, Workflow
 from nereus.engine.connection import Message
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover
@@ -232,7 +232,7 @@ class TrainerProgram:
         if key not in self._routes:
             self._routes[key] = routes(schema, sources, targets, (Kind.PARAM,))
         name = message.fields["group"]
-        transport = Torch(self._worker.groups.get(name)) if name else _Alone()
+        transport = Torch(self._worker.groups.get(name), self._worker.timeout_s) if name else None
         mover = Mover(device, schema.tensors, schema.dtypes, transport, self._worker.ledger)
         with self._worker.meter.communicating("sync"), torch.no_grad():
             if trained in positions and generating in positions:
@@ -290,15 +290,6 @@ class TrainerProgram:
     def _reply(self, arrays: Mapping[str, np.ndarray[Any, Any]] | None = None, **fields: Any) -> Message:
         meter = {name: timing.measured_s for name, timing in self._worker.meter.take().items()}
         return Message("done", {"meter": meter, **fields}, arrays or {})
-
-
-class _Alone:
-    """The transport of a device that has nobody to talk to."""
-
-    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Nothing travels."""
-        if sends or receives:
-            raise TransportError(f"{len(sends)} sends and {len(receives)} receives without a group")
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:

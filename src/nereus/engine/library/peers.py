@@ -6,15 +6,15 @@ Knows messages of bytes and verdicts, no tensors of the framework. Nothing is pi
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import distributed
 
-from nereus.core import NereusError, SettingsError, TransitionError, TransportError
-from nereus.engine.groups import Group, Handle
+from nereus.core import NereusError, SettingsError, TransitionError
+from nereus.engine.groups import Group
+from nereus.engine.transports.torch import Torch
 
 VERDICT_BYTES = 1024
 
@@ -22,49 +22,11 @@ AnyGroup: TypeAlias = distributed.ProcessGroup | Group | None
 """A group of torch.distributed (None: the default one), or a group of the engine's own registry."""
 
 
-class Peers:
+class Peers(Torch):
     """The members of one process group, until a deadline. Ranks are those of the group."""
 
     def __init__(self, group: AnyGroup, timeout_s: float) -> None:
-        self._group = group if isinstance(group, Group) else _wrap(group)
-        self.rank, self.size = self._group.rank, self._group.size
-        self.device = torch.device("cuda", torch.cuda.current_device()) if self._group.on_cuda else torch.device("cpu")
-        self._deadline_s = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, 0 after it."""
-        return max(0.0, self._deadline_s - time.monotonic())
-
-    def extend(self, seconds: float) -> None:
-        """More time, for more bytes."""
-        self._deadline_s += seconds
-        self._timeout_s += seconds
-
-    def post(
-        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-    ) -> tuple[list[Handle], list[str]]:
-        """Start to send and receive buffers of bytes; and what could not be started: a lost peer stops no other."""
-        if self.device.type == "cuda":
-            calls = [(sends, receives)]
-        else:
-            calls = [*(([], [each]) for each in receives), *(([each], []) for each in sends)]
-        handles, errors = [], []
-        for out, inward in calls:
-            try:
-                handles += self._group.post(out, inward)
-            except TransportError as error:
-                errors.append(f"rank {self.rank}: {error}")
-        return handles, errors
-
-    def wait(self, handle: Handle, what: str) -> None:
-        """Until the deadline at most; TransportError says what was waited for."""
-        try:
-            handle.wait(self.left_s)
-        except TransportError as error:
-            late = f" (deadline of {self._timeout_s:g} s)" if not self.left_s else ""
-            raise TransportError(f"rank {self.rank}: {what} failed{late}: {error}") from None
+        super().__init__(group if isinstance(group, Group) else _wrap(group), timeout_s)
 
     def swap(self, to: int, data: bytes | None, source: int, size: int) -> bytes:
         """Send to one rank and receive `size` bytes from another; either may be left out (data None, size 0)."""
@@ -72,7 +34,7 @@ class Peers:
         out = [] if data is None else [(to, torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device))]
         handles, errors = self.post(out, [(source, inward)])
         if errors:
-            raise TransportError(errors[0])
+            raise errors[0]
         for handle in handles:
             self.wait(handle, f"a message to rank {to}" if not size else f"a message from rank {source}")
         return bytes(inward.cpu().numpy().tobytes())

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-ALIGNMENT = 64
-"""Bytes; every part starts at a multiple, so that elements of any dtype lie aligned in it."""
+from nereus.transition.buckets import ALIGNMENT
 
 
 def padded(size: int) -> int:
@@ -21,13 +20,13 @@ class Ring:
 
     def __init__(self, sizes: Sequence[int], most_bytes: int, device: torch.device) -> None:
         room = max(max(sizes, default=0), min(sum(sizes), most_bytes))
-        self._buffer = torch.empty(room, dtype=torch.uint8, device=device)
+        self.buffer = torch.empty(room, dtype=torch.uint8, device=device)
         self._taken: deque[tuple[int, int]] = deque()
 
     @property
     def bytes(self) -> int:
         """Size of the buffer."""
-        return int(self._buffer.numel())
+        return int(self.buffer.numel())
 
     def has_room(self, size: int) -> bool:
         """Whether `size` bytes can be taken before anything is given back."""
@@ -40,7 +39,7 @@ class Ring:
             raise ValueError(f"no room for {size} bytes")
         if size:
             self._taken.append((start, start + size))
-        return self._buffer[start : start + size]
+        return self.buffer[start : start + size]
 
     def give_back(self, size: int) -> None:
         """The oldest part, which had `size` bytes."""

@@ -1,0 +1,163 @@
+"""Moves views of tensors between this rank and its peers: packed where they have to be, many messages in flight.
+
+Owns the order of rounds and the two staging buffers, one for what is sent and one for what is received. A message of
+one contiguous view goes straight from and into the tensor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from nereus.core import NereusError, TransportError
+from nereus.core.ports import Transport
+from nereus.engine.groups import as_bytes
+from nereus.engine.messages import Addressed, Message, Parts, Round, rounds
+from nereus.engine.packing import pack, unpack
+from nereus.engine.ring import Ring, padded
+
+MOST_ROUNDS = 64
+"""Rounds under way at once, where staging memory does not bound them."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A round under way."""
+
+    handles: list[Any]
+    receives: list[tuple[int, torch.Tensor, Message]]
+    staged: tuple[int, int]
+    whole: bool = True
+
+
+class Exchange:
+    """One rank's part of one exchange. `note` hears of errors; where it returns, peers get all their messages anyhow.
+
+    `limit` bounds bundles and must be the same on every rank (`bundle_bytes`); each of the two staging buffers takes
+    at most `bucket_bytes`, or one round where that is more. Ranks are those of the transport.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sends: Mapping[int, Parts],
+        receives: Mapping[int, Parts],
+        limit: int,
+        bucket_bytes: int,
+        note: Callable[[NereusError], None],
+    ) -> None:
+        self._transport = transport
+        self._note = note
+        self._rounds = rounds(sends, receives, limit)
+        self._staged = [(self._staged_bytes(one.sends), self._staged_bytes(one.receives)) for one in self._rounds]
+        self._rings = tuple(
+            Ring([staged[side] for staged in self._staged], bucket_bytes, transport.device) for side in (0, 1)
+        )
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The staging buffers."""
+        return tuple(ring.buffer for ring in self._rings)
+
+    def run(self, meanwhile: Callable[[], None]) -> None:
+        """Send and receive everything; `meanwhile` runs once while messages are under way."""
+        under_way: deque[_Open] = deque()
+        waiting: Callable[[], None] | None = meanwhile
+        for one, staged in zip(self._rounds, self._staged, strict=True):
+            while under_way and not self._may_start(len(under_way), staged):
+                self._act(waiting)
+                waiting = None
+                self._finish(under_way.popleft())
+            under_way.append(self._start(one, staged))
+        self._act(waiting)
+        while under_way:
+            self._finish(under_way.popleft())
+
+    def _may_start(self, under_way: int, staged: tuple[int, int]) -> bool:
+        room = all(ring.has_room(size) for ring, size in zip(self._rings, staged, strict=True))
+        return under_way < MOST_ROUNDS and room
+
+    def _act(self, action: Callable[[], None] | None) -> None:
+        """A local action, if it has not been done; its error is one of this rank's own."""
+        try:
+            if action is not None:
+                action()
+        except NereusError as error:
+            self._note(error)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            self._note(TransportError(f"{type(error).__name__}: {error}"))
+
+    def _start(self, one: Round, staged: tuple[int, int]) -> _Open:
+        """Receives first, then each message as soon as it is packed; on CUDA all as one batch."""
+        out, inward = (ring.take(size) for ring, size in zip(self._rings, staged, strict=True))
+        opened = _Open([], self._place(one.receives, inward), staged)
+        receives = [(peer, buffer) for peer, buffer, _ in opened.receives]
+        batched = self._transport.device.type == "cuda"
+        sends: list[tuple[int, torch.Tensor]] = []
+        if not batched:
+            self._post(opened, [], receives)
+        for peer, buffer, message in self._place(one.sends, out):
+            if not self._direct(message):
+                self._act(partial(_pack, buffer, message))
+            if batched:
+                sends.append((peer, buffer))
+            else:
+                self._post(opened, [(peer, buffer)], [])
+        if batched:
+            self._post(opened, sends, receives)
+        return opened
+
+    def _post(
+        self, opened: _Open, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
+    ) -> None:
+        handles, errors = self._transport.post(sends, receives)
+        opened.handles += handles
+        opened.whole = opened.whole and not errors
+        for error in errors:
+            self._note(error)
+
+    def _finish(self, opened: _Open) -> None:
+        for handle in opened.handles:
+            try:
+                self._transport.wait(handle, "moving state")
+            except NereusError as error:
+                opened.whole = False
+                self._note(error)
+        for _, buffer, message in opened.receives:
+            if opened.whole and not self._direct(message):
+                self._act(partial(_unpack, buffer, message))
+        for ring, size in zip(self._rings, opened.staged, strict=True):
+            ring.give_back(size)
+
+    def _direct(self, message: Message) -> bool:
+        """Whether a message needs no copy: one plain view where the transport can reach it."""
+        first = message.parts[0]
+        return len(message.parts) == 1 and first.plain and first.view.device.type == self._transport.device.type
+
+    def _staged_bytes(self, messages: Addressed) -> int:
+        return sum(padded(message.bytes) for _, message in messages if not self._direct(message))
+
+    def _place(self, messages: Addressed, arena: torch.Tensor) -> list[tuple[int, torch.Tensor, Message]]:
+        """The bytes of each message: the tensor itself, or the next part of `arena`."""
+        found: list[tuple[int, torch.Tensor, Message]] = []
+        start = 0
+        for peer, message in messages:
+            if self._direct(message):
+                found.append((peer, as_bytes(message.parts[0].view), message))
+            else:
+                found.append((peer, arena[start : start + message.bytes], message))
+                start += padded(message.bytes)
+        return found
+
+
+def _pack(buffer: torch.Tensor, message: Message) -> None:
+    pack(buffer, [part.view.to(part.dtype) for part in message.parts])
+
+
+def _unpack(buffer: torch.Tensor, message: Message) -> None:
+    unpack(buffer, [part.view for part in message.parts], [part.dtype for part in message.parts])
