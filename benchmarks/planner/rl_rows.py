@@ -14,6 +14,7 @@ from nereus.core import Assignment, Candidate, Cluster, Layout, Lengths, ModelSt
 from nereus.core.ports import Algorithm
 from nereus.cost.step import StepModel
 from nereus.families.models import named
+from nereus.integrations.habits import used_by
 from nereus.planning.place import place
 
 MODELS = {"DeepSeek V3": "DeepSeek-V3", "Qwen3-235B": "Qwen3-235B-A22B", "Qwen3-30B3A": "Qwen3-30B-A3B"}
@@ -63,7 +64,7 @@ def _row(line: Mapping[str, str], system: str) -> RLRow:
     devices, sequences = int(line["gpus"]), int(line["gen_gbs"])
     precision = "fp8" if "FP8" in line["system"] else "bf16"
     size = len(machine(MACHINES[system]).ids)
-    cluster = machine(MACHINES[system], -(-devices // size))
+    cluster = used_by("nemo-rl", machine(MACHINES[system], -(-devices // size)))
     algorithm: Algorithm = plugins.make("nereus.algorithms", "grpo", {})
     spec = named(MODELS[line["model"]])
     workflow = _verified(algorithm.workflow({model: spec for model in algorithm.models()}))

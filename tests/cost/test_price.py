@@ -105,7 +105,7 @@ def test_the_seconds_of_a_synchronisation_by_hand() -> None:
 
 
 def test_offload_trades_stored_bytes_for_time() -> None:
-    """An offloaded model-stage stores nothing between calls; each of its calls fetches its state and puts it back."""
+    """An offloaded model-stage stores nothing between calls. One that is not updated has nothing to put back."""
     model = StepModel(ppo(SMALL), WORKLOAD, cluster(2, host_bytes_per_s=1e9), PERFECT)
     stay, leave = (
         Candidate(REFERENCE, Layout(2), 1, offload=False),
@@ -116,7 +116,15 @@ def test_offload_trades_stored_bytes_for_time() -> None:
     assert after.resident_bytes[0] == 0
     assert after.transient_bytes[0] == before.transient_bytes[0] + stored
     extra_s = after.call_s["reference_log_probs"][0] - before.call_s["reference_log_probs"][0]
-    assert extra_s == pytest.approx(2 * stored / 1e9)
+    assert extra_s == pytest.approx(stored / 1e9)
+
+
+def test_what_is_updated_goes_back_to_the_host() -> None:
+    model = StepModel(ppo(SMALL), WORKLOAD, cluster(2, host_bytes_per_s=1e9), PERFECT)
+    stay, leave = (Candidate(ACTOR, Layout(2), 1, offload=each) for each in (False, True))
+    before, after = (model.price(ACTOR, row(ACTOR, each), "cpu") for each in (stay, leave))
+    stored = before.resident_bytes[0]
+    assert after.call_s["update_actor"][0] - before.call_s["update_actor"][0] == pytest.approx(2 * stored / 1e9)
 
 
 def test_offload_makes_room_for_the_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nereus.core import Calibration, Candidate, Layout, Link
@@ -40,3 +42,14 @@ def test_a_layer_has_as_many_tensors_as_its_family_says() -> None:
     tensors = llama.Llama().tensors(TINY)
     assert sum(tensor.layer == 0 for tensor in tensors) == TENSORS_PER_LAYER
     assert sum(tensor.layer is None for tensor in tensors) == 3
+
+
+def test_a_host_may_gather_the_whole_model_on_every_device() -> None:
+    """Two nodes of two: what one node lacks comes over two ports; every tensor costs the host its time."""
+    whole = replace(SITE, rates=Rates(1e12, 1e10, 0.0, (("sync.tensor_s", 1e-4), ("sync.whole", 1.0))))
+    shard = 4 * int(parameters(TINY, 2).total)
+    tensors = 9 * TINY.layers
+    expected = BYTES / 2 / 2 / 1e8 + 2 * 2e-3 + tensors * 1e-4 + shard / 1e10
+    assert sync.receive_s(TINY, rows(2, 2, node=2), whole)[0] == pytest.approx(expected)
+    alone = sync.receive_s(TINY, rows(2, 1, node=2), whole)[0]
+    assert alone == pytest.approx(BYTES / 2 / 1e9 + 1e-3 + tensors * 1e-4 + shard / 1e10)

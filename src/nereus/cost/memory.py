@@ -164,7 +164,8 @@ class Load:
             case Work.UPDATE:
                 found = self._update()
         if self.rows.offload.any():
-            found["loaded state"] = np.where(self.rows.offload, sum(self.stored.values()), 0.0)
+            needed = self.stored.values() if work is Work.UPDATE else [self.stored["parameters"]]
+            found["loaded state"] = np.where(self.rows.offload, sum(needed), 0.0)
         if (self.rows.zero >= 3).any():
             found["gathered layers"] = self._gathered(work)
         return found

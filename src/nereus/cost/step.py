@@ -15,6 +15,7 @@ import numpy as np
 from nereus.core import (
     Assignment,
     Calibration,
+    Call,
     Candidate,
     Cluster,
     DeviceKind,
@@ -193,23 +194,25 @@ class StepModel:
         ideal = {call.name: dict(by_work[call.work].ideal) for call in calls}
         seconds = {call.name: by_work[call.work].seconds for call in calls}
         if rows.offload.any():
-            moved = {"offload": self._offload_s(model_stage, rows, site)}
-            ideal = {name: {**each, **moved} for name, each in ideal.items()}
-            seconds = {name: each + site.weigh(moved) for name, each in seconds.items()}
+            for call in calls:
+                moved = {"offload": self._offload_s(call, rows, site)}
+                ideal[call.name] |= moved
+                seconds[call.name] = seconds[call.name] + site.weigh(moved)
         ideal[SYNC] = {"sync": self._sync_s(model_stage, rows, site)}
         seconds[SYNC] = site.weigh(ideal[SYNC])
         factors = {name: operations.residual(self.calibration, name).value for name in seconds}
         return {name: CallPrices(factors[name] * each, ideal[name]) for name, each in seconds.items()}
 
-    def _offload_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:
-        """Ideal seconds to fetch an offloaded model-stage from host memory and to put it back, for every call."""
-        ranks = Ranks.stacked(rows, self.workflow.spec(model_stage).layers)
-        memory = Memory(
-            self.workflow.spec(model_stage), self.workflow.updated(model_stage), self.workload, site.kinds[0]
-        )
-        stored = _total(memory.stored(rows, ranks)).max(axis=0)
-        rate = site.host_bytes_per_s
-        return np.where(rows.offload, 2 * stored / rate if rate else np.inf, 0.0)
+    def _offload_s(self, call: Call, rows: Rows, site: Site) -> Floats:
+        """Ideal seconds to fetch what a call of an offloaded model-stage needs from host memory and to put it back.
+
+        Where nothing is updated the host's copy stays good: its parameters are fetched alone.
+        """
+        spec, trained = self.workflow.spec(call.model_stage), self.workflow.updated(call.model_stage)
+        stored = Memory(spec, trained, self.workload, site.kinds[0]).stored(rows, Ranks.stacked(rows, spec.layers))
+        updates, rate = call.work is Work.UPDATE, site.host_bytes_per_s
+        moved = 2 * _total(stored) if updates else stored["parameters"]
+        return np.where(rows.offload, moved.max(axis=0) / rate if rate else np.inf, 0.0)
 
     def _sync_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:
         """Ideal seconds of the model-stage's part of every weight synchronisation."""

@@ -3,21 +3,27 @@
 Each part depends on its own side's candidate alone, so that a search may price the sides apart. What a device holds
 already in the same cut is counted as if it travelled; targets of one source pass their parts on to each other. For the
 same reason a side that lies inside a node is priced over the link inside it, wherever the other side is.
+
+Hosts that gather the whole model on every device, tensor by tensor, are priced so where their constants say it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, Link, ModelSpec
-from nereus.cost.collectives import by_link, constant
+from nereus.cost.collectives import all_gather_s, by_link, constant
 from nereus.cost.held import Held
 from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Floats, Rows
+from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
+
+START = MappingProxyType({"sync.whole": 0.0, "sync.tensor_s": 0.0})
+"""Whether every device receives the whole model (1) or its shard alone, and the host's seconds for each tensor."""
 
 
 def send_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
@@ -31,9 +37,35 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     held = Held.of(spec, rows, Ranks.stacked(rows, spec.layers))
     elements = held.elements(np.zeros(len(rows), bool)).max(axis=0)
     shard_bytes = elements * DTYPE_BYTES[spec.dtype]
+    stored_s = shard_bytes / site.rates.bytes_per_s
+    host_s = _constant(site, "sync.tensor_s")
+    if _constant(site, "sync.whole"):
+        return np.asarray(_gathered_s(spec, rows, site) + _tensors(spec) * host_s + stored_s)
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
     travel_s = _over(site, rows, lambda link: shard_bytes / _rate(link) + messages * link.latency_s)
-    return np.asarray(travel_s + shard_bytes / site.rates.bytes_per_s)
+    return np.asarray(travel_s + messages * host_s + stored_s)
+
+
+def _gathered_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
+    """The whole model on every device, to which each brings its part."""
+    whole_bytes = np.full(len(rows), float(parameters(spec).total) * DTYPE_BYTES[spec.dtype])
+    local = np.minimum(rows.node, rows.devices)
+    return _over(site, rows, lambda link: all_gather_s(link, rows.devices, whole_bytes, _ports(site, link, local)))
+
+
+def _ports(site: Site, link: Link, local: Ints) -> Ints | int:
+    """Between nodes every device of a node has its own."""
+    return local if link is site.inter else 1
+
+
+def _tensors(spec: ModelSpec) -> int:
+    """Tensors of a model; every expert has its own."""
+    routed = (spec.layers - spec.dense_layers) * spec.experts * (2 + spec.gated)
+    return TENSORS_PER_LAYER * spec.layers + routed
+
+
+def _constant(site: Site, name: str) -> float:
+    return site.rates.named.get(name, START[name])
 
 
 def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:

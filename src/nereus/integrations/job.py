@@ -27,6 +27,7 @@ from nereus.families.models import named, names
 from nereus.families.models.given import given
 from nereus.integrations import batch as batches
 from nereus.integrations import pinned
+from nereus.integrations.habits import said, used_by
 from nereus.integrations.hosts import Trainer, limits
 from nereus.integrations.imported import Imported, Part, Refusal, RefusedImportError
 from nereus.integrations.lengths import understood
@@ -141,6 +142,7 @@ def build(
     problems = batches.inexact(found, this)
     if exact and problems:
         raise SettingsError(f"batch: exact: {'; '.join(problems)}")
+    cluster = used_by(found.framework, cluster)
     lengths = understood(found, sizes["actor"], prompt, response)
     workflow = _workflow(found, sizes)
     load = batches.workload(found, this, lengths.prompt, lengths.response)
@@ -160,6 +162,7 @@ def build(
             *lengths.assumptions,
             _padding(found),
             LOGITS[load.loss],
+            *said(found.framework),
             limits(f"{found.framework} with such a file", able),
         ),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
