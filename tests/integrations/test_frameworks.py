@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nereus.integrations import Imported, read, read_text
-from nereus.integrations.imported import MiniBatch, Part
+from nereus.integrations.imported import MiniBatch, Part, Refusal, RefusedImportError
 from nereus.integrations.stated import stated
 from tests.integrations import texts
 
@@ -158,3 +158,90 @@ def test_the_record_of_every_framework_has_the_same_columns(framework: str, text
     found: Imported = read_text(framework, text, name)
     assert list(stated(found)) == list(stated(read_text("verl", texts.VERL, "a.sh")))
     assert stated(found)["framework"] == framework
+
+
+def test_roll_runs_the_reference_where_something_asks_for_its_log_probabilities() -> None:
+    """Its default is a KL coefficient of 0.2; `init_kl_coef: 0` alone turns the reference off."""
+    assert "reference" in read_text("roll", texts.ROLL, "rlvr.yaml").roles
+    off = texts.ROLL + "init_kl_coef: 0.0\n"
+    assert "reference" not in read_text("roll", off, "rlvr.yaml").roles
+    assert "reference" in read_text("roll", off + "use_kl_loss: true\n", "rlvr.yaml").roles
+
+
+def test_roll_takes_the_defaults_of_its_own_classes() -> None:
+    lines = texts.ROLL.replace("rollout_batch_size: 64\n", "").replace(", tensor_parallel_size: 2", "")
+    found = read_text("roll", lines, "rlvr.yaml")
+    assert (found.batch.prompts, found.rollout.tp) == (128, 1)
+    assert found.defaults["batch.prompts"] == "rollout_batch_size=128"
+    worker = lines + "roles: {actor_infer: {num_gpus_per_worker: 4}}\n"
+    assert read_text("roll", worker, "rlvr.yaml").rollout.tp == 1
+    assert read_text("roll", worker.replace("name: vllm", "name: sglang"), "rlvr.yaml").rollout.tp == 4
+
+
+def test_openrlhf_places_roles_behind_each_other() -> None:
+    """Actor with reference on 0-3, critic on 4-7, engines on 8-11: as its Ray actors ask for GPUs."""
+    found = read_text("openrlhf", texts.OPENRLHF, "train.sh")
+    assert found.device_lists == {
+        "actor_train": (0, 1, 2, 3),
+        "reference": (0, 1, 2, 3),
+        "critic": (4, 5, 6, 7),
+        "actor_infer": (8, 9, 10, 11),
+    }
+    alone = read_text("openrlhf", texts.OPENRLHF.replace("--colocate_actor_ref", ""), "train.sh")
+    assert (alone.devices, alone.device_lists["reference"]) == (16, (4, 5, 6, 7))
+
+
+def test_openrlhf_keeps_engines_apart_when_it_is_asynchronous() -> None:
+    text = "python -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 4 --vllm.num_engines 4 --train.colocate_all "
+    text += "--algo.advantage.estimator rloo --algo.kl.init_coef 0 "
+    assert (read_text("openrlhf", text, "a.sh").devices, read_text("openrlhf", text, "a.sh").colocated) == (4, True)
+    found = read_text("openrlhf", text + "--train.async_enable", "a.sh")
+    assert (found.devices, found.colocated) == (8, False)
+    assert stated(found)["placement"] == "colocated"  # what its flag says, of the models that train or infer
+
+
+def test_openrlhf_of_both_ages_has_its_own_defaults() -> None:
+    old = read_text("openrlhf", "python train.py --actor_num_nodes 1 --prompt_max_len 512 --pretrain x", "a.sh")
+    new = read_text("openrlhf", "python train.py --actor.num_nodes 1 --actor.model_name_or_path x", "a.sh")
+    assert (old.actor.micro_batch, new.actor.micro_batch) == (4, 1)
+    bounds = [(f.batch.max_prompt_tokens, f.batch.max_response_tokens, f.batch.max_sequence_tokens) for f in (old, new)]
+    assert bounds == [(512, 1024, None), (None, None, 2048)]
+
+
+def test_verl_whose_reward_model_has_devices_of_its_own() -> None:
+    text = texts.VERL.replace("$@\n", "reward_model.enable=True reward_model.enable_resource_pool=True")
+    found = read_text("verl", text + " reward_model.nnodes=1 reward_model.n_gpus_per_node=4", "run.sh")
+    assert (found.devices, found.device_lists["reward"]) == (20, (16, 17, 18, 19))
+    with pytest.raises(RefusedImportError, match="0 nodes of 4"):
+        read_text("verl", text + " reward_model.n_gpus_per_node=4", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "name"),
+    [
+        ("verl", "torchrun -m verl.trainer.fsdp_sft_trainer data.train_batch_size=8 trainer.nnodes=1", "sft.sh"),
+        ("openrlhf", "deepspeed --module openrlhf.cli.train_sft --pretrain x --train_batch_size 8", "sft.sh"),
+        ("slime", "python train.py --debug-train-only --rollout-batch-size 8 --hf-checkpoint x", "sft.sh"),
+        ("areal", "actor: {path: x, backend: 'fsdp:d8'}\ntrain_dataset: {batch_size: 8}", "sft.yaml"),
+    ],
+)
+def test_what_generates_nothing_is_no_rl_step(framework: str, text: str, name: str) -> None:
+    with pytest.raises(RefusedImportError, match="no RL step") as caught:
+        read_text(framework, text, name)
+    assert caught.value.reason is Refusal.NO_BATCH
+
+
+def test_the_batch_system_sets_what_the_script_asks_it_for() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=4   # four\n#SBATCH --gres=gpu:h100:4\n" + texts.VERL.partition("\n")[2]
+    text = text.replace("${NNODES:-2}", "$SLURM_JOB_NUM_NODES").replace(
+        "n_gpus_per_node=8", "n_gpus_per_node=$SLURM_GPUS_ON_NODE"
+    )
+    assert read_text("verl", text, "run.slurm").devices == 16
+    assert read_text("verl", text, "run.slurm", {"SLURM_JOB_NUM_NODES": "2"}).devices == 8
+
+
+def test_flags_behind_a_missing_backslash_belong_to_the_command_before_them() -> None:
+    whole = read_text("slime", texts.SLIME, "run.sh")
+    found = read_text("slime", texts.SLIME.replace("--actor-num-nodes 2 \\", "--actor-num-nodes 2"), "run.sh")
+    assert stated(found) == stated(whole)
+    assert any("taken to end with" in note for note in found.notes)

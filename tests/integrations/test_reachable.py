@@ -56,7 +56,8 @@ def test_generation_beside_training_stays_beside_it() -> None:
     ("framework", "text", "words"),
     [
         ("verl", PPO, "all roles take turns on the same devices"),
-        ("openrlhf", texts.OPENRLHF, "generation has devices of its own"),
+        ("openrlhf", texts.OPENRLHF, "roles share devices or have their own"),
+        ("openrlhf", f"{texts.OPENRLHF.rstrip()} --advantage_estimator rloo", "generation has devices of its own"),
     ],
 )
 def test_what_the_framework_limits_is_said(framework: str, text: str, words: str) -> None:

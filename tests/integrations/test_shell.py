@@ -163,3 +163,9 @@ FRAGMENTS = [*PIECES.split(), "\n", " "]
 def test_any_text_is_read_or_refused(parts: list[str], spaced: bool) -> None:
     with suppress(ShellSyntaxError):
         read((" " if spaced else "").join(parts))
+
+
+def test_what_an_unknown_command_prints_stays_one_word() -> None:
+    """Or a nested script would be given the half of a bracket."""
+    script = 'hosts=$(list of "$JOB")\nall=( $hosts )\nrun "${all[0]}" x=$hosts'
+    assert words(script) == ('$(list of "$JOB")', 'x=$(list of "$JOB")')

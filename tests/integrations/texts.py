@@ -104,8 +104,7 @@ actor_train:
   device_mapping: list(range(0,16))
 actor_infer:
   generating_args: {max_new_tokens: "${response_length}"}
-  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
-  num_gpus_per_worker: 2
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8, tensor_parallel_size: 2}}
   device_mapping: list(range(0,12))
 reference:
   strategy_args: {strategy_name: megatron_infer, strategy_config: {tensor_model_parallel_size: 1}}

@@ -37,6 +37,11 @@ class Keys:
         """Whether any key starts so."""
         return any(key.startswith(prefix) for key in self._values)
 
+    def runs(self, pattern: str) -> str | None:
+        """The word of the launch command, or the module it names, that holds a pattern."""
+        words = (*self.launch.words, str(self.value("--module")))
+        return next((word for word in words if re.search(pattern, word)), None)
+
     def text(self, *keys: str, default: str | None = None, of: str = "", needed: bool = False) -> str | None:
         """The first of the keys that has a value, as text."""
         return self._typed(keys, str, "a text", default, of, needed)

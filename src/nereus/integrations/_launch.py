@@ -21,6 +21,7 @@ from nereus.integrations.shell import Command, Script, ShellSyntaxError, interpr
 
 OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 FLAG = re.compile(r"--([A-Za-z][\w.-]*)(=(.*))?", re.DOTALL)
+ARRAY = re.compile(r"\$\{\w+\[[@*]\]")
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 WRAPPERS = ("overrides", "config")
 """Keys under which a record of a configuration, with its source beside it, may hold the configuration itself."""
@@ -45,6 +46,8 @@ class Launch:
     """Files that are sourced, inherited or expanded into arguments and are not there."""
     undecided: Mapping[str, int] = field(default_factory=dict)
     """Variables that a condition decides which cannot be known, and its line."""
+    notes: tuple[str, ...] = ()
+    """How what is not as the shell has it was understood."""
 
 
 def load(path: Path, roots: Collection[str], given: Mapping[str, str]) -> Launch:
@@ -95,23 +98,46 @@ def _shell(text: str, name: str, roots: Collection[str], given: Mapping[str, str
         return _beside(path, folder)
 
     try:
-        script = interpret(text, given, source)
+        script = interpret(text, {**_slurm(text), **given}, source)
     except ShellSyntaxError as error:
         raise RefusedImportError(Refusal.UNREADABLE, f"{name} line {error.line}: {error}") from None
-    command = _launch_command(script, roots)
+    command, notes = _launch_command(script, roots)
     values, rest = _arguments(command)
     symbols = [word for word in rest if word.startswith("${")]
-    return Launch(name, values, tuple(rest), (*script.missing, *symbols), script.undecided)
+    return Launch(name, values, tuple(rest), (*script.missing, *symbols), script.undecided, notes)
 
 
-def _launch_command(script: Script, roots: Collection[str]) -> Command:
-    """The command with most of the framework's keys; the first of equals."""
-    best, most = Command((), 0), 0
+def _slurm(text: str) -> dict[str, str]:
+    """Variables that a batch system sets as the script's own `#SBATCH` lines ask for nodes and GPUs."""
+    asked = {
+        ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"): r"(?:--nodes[= ]|-N ?)(\d+)",
+        ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"): r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:\w+:)?(\d+)",
+    }
+    found: dict[str, str] = {}
+    for names, pattern in asked.items():
+        if match := re.search(rf"^#SBATCH\s+{pattern}\s*(?:#.*)?$", text, re.MULTILINE):
+            found |= dict.fromkeys(names, match[1])
+    return found
+
+
+def _launch_command(script: Script, roots: Collection[str]) -> tuple[Command, tuple[str, ...]]:
+    """The command with most of the framework's keys, the first of equals. One that starts with a flag is the rest of
+    the command before it, which is noted."""
+    best = before = Command((), 0)
+    most = 0
+    notes: tuple[str, ...] = ()
+    best_notes = notes
     for command in script.commands:
+        if before.words and command.words and FLAG.fullmatch(command.words[0]):
+            notes = (*notes, f"line {command.line} goes on with flags: the line before it is taken to end with \\")
+            command = Command((*before.words, *command.words), before.line)
+        else:
+            notes = ()
+        before = command
         count = sum(known(key, roots) for key in _arguments(command)[0])
         if count > most:
-            best, most = command, count
-    return best
+            best, most, best_notes = command, count, notes
+    return best, best_notes
 
 
 def _arguments(command: Command) -> tuple[dict[str, Value], list[str]]:
@@ -137,7 +163,8 @@ def _arguments(command: Command) -> tuple[dict[str, Value], list[str]]:
 
 
 def _is_value(word: str) -> bool:
-    return (not word.startswith("--") and not word.startswith("${")) or bool(re.fullmatch(r"\$\{[^[]*\}", word))
+    """Whether a word can follow a flag as its value: no other flag, and no array of unknown words."""
+    return not word.startswith("--") and not ARRAY.match(word)
 
 
 def _unquoted(text: str) -> str:

@@ -143,6 +143,8 @@ class Imported:
     """Share of a device's memory that the generation engine may use."""
     device_lists: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Device ids by the framework's name of a role, where the file lists them."""
+    colocates_others: bool = False
+    """The file asks for colocation, but its framework leaves generation out of it."""
     asynchronous: bool = False
     idle_offload: bool = False
     """The framework itself moves idle state to the host where stages share devices."""

@@ -44,4 +44,6 @@ def _imported(table: ModuleType, launch: _launch.Launch, given: Mapping[str, str
     keys = Keys(launch, given)
     found: Imported = table.imported(keys)
     missing = [f"{name} is not beside the file, what it sets is unknown" for name in launch.missing]
-    return replace(found, defaults=keys.defaults, unresolved=tuple(keys.unresolved), notes=(*found.notes, *missing))
+    return replace(
+        found, defaults=keys.defaults, unresolved=tuple(keys.unresolved), notes=(*found.notes, *launch.notes, *missing)
+    )

@@ -26,7 +26,7 @@ def stated(found: Imported) -> Record:
         "nnodes": found.nodes,
         "gpus_per_node": found.devices_per_node,
         "total_gpus": actor.devices if found.framework in TRAINING_ONLY else found.devices,
-        "placement": "colocated" if found.colocated else "separate",
+        "placement": "colocated" if found.colocated or found.colocates_others else "separate",
         "train_backend": actor.backend,
         **_degrees("actor", actor),
         "actor_cp": actor.cp,

@@ -45,7 +45,11 @@ def known(name: str) -> Known:
             found = ", ".join(dict.fromkeys(models[each].name for each in near))
             raise SettingsError(
                 f"model {name!r} is unknown; "
-                + (f"nearest: {found}" if found else f"valid: {', '.join(names())}")
+                + (
+                    f"nearest: {found}"
+                    if found
+                    else f"nothing like it among the {len(names())} of `nereus list models`"
+                )
                 + "; or give a directory with its config.json"
             )
         key = key.removesuffix(ending)

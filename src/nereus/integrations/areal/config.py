@@ -19,6 +19,9 @@ CONTEXT = {"sglang": "sglang.context_length", "vllm": "vllm.max_model_len"}
 
 def imported(keys: Keys) -> Imported:
     """What an AReaL configuration says."""
+    if not any(keys.starts(section) for section in ("gconfig.", "rollout.", "allocation_mode")):
+        message = f"{keys.launch.name}: no gconfig, rollout or allocation_mode: no RL step, nothing is generated"
+        raise RefusedImportError(Refusal.NO_BATCH, message)
     nodes = keys.integer("cluster.n_nodes", default=1, of="nodes") or 0
     per_node = keys.integer("cluster.n_gpus_per_node", default=8, of="devices_per_node")
     engine, training = _allocations(keys)

@@ -4,6 +4,7 @@ openrlhf/cli/train_ppo_ray.py (commit 3c3be62).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nereus.integrations._keys import Keys
@@ -22,7 +23,7 @@ TRAINING: Table = {
     "sp": degree("--ds.ring_attn_size", "--ring_attn_size"),
     "zero": degree("--ds.zero_stage", "--zero_stage", default=2),
     "micro_batch": size("--train.micro_batch_size", "--micro_train_batch_size", default=1),
-    "tokens": size("--train.max_tokens_per_gpu", "--train_max_tokens_per_gpu"),
+    "tokens": size("--train.max_tokens_per_gpu", "--train_max_tokens_per_gpu", default=16192),
     "optimizer_offload": switch("--ds.adam_offload", "--adam_offload"),
 }
 SCORING: Table = {field: TRAINING[field] for field in ("tp", "sp", "zero")} | {
@@ -39,7 +40,7 @@ BATCH: Table = {
     "mini_batch": degree("--train.batch_size", "--train_batch_size", default=128),
     "epochs": degree("--train.max_epochs", "--max_epochs", default=1),
     "max_prompt_tokens": degree("--data.prompt_max_len", "--prompt_max_len"),
-    "max_response_tokens": degree("--rollout.max_new_tokens", "--generate_max_len"),
+    "max_response_tokens": degree("--rollout.max_new_tokens", "--max_new_tokens", "--generate_max_len"),
     "max_sequence_tokens": degree("--data.max_len", "--max_len", default=2048),
     "unpadded": switch("--ds.packing_samples", "--packing_samples", default=False),
     "packed": switch("--train.dynamic_batch_enable", "--use_dynamic_batch", default=False),
@@ -48,6 +49,8 @@ BATCH: Table = {
 
 def imported(keys: Keys) -> Imported:
     """What an OpenRLHF command line says."""
+    if other := keys.runs(r"openrlhf\.cli\.(?!train_ppo)"):
+        raise RefusedImportError(Refusal.NO_BATCH, f"{keys.launch.name}: {other} is no RL step: nothing is generated")
     nodes, per_node, training = _pool(keys, "actor")
     engines = keys.integer("--vllm.num_engines", "--vllm_num_engines", of="rollout.dp")
     everything = keys.flag("--train.colocate_all", "--colocate_all_models", default=False)
@@ -55,8 +58,11 @@ def imported(keys: Keys) -> Imported:
     generating = (engines or 0) * int(engine["tp"])
     algorithm = keys.text("--algo.advantage.estimator", "--advantage_estimator", default="gae", of="algorithm")
     roles = _roles(keys, algorithm)
-    apart = not everything and bool(engines)
+    asynchronous = bool(keys.flag("--train.async_enable", "--async_train"))
+    # An asynchronous job keeps its engines apart, whatever it colocates.
+    apart = bool(engines) and (asynchronous or not everything)
     checkpointing = keys.flag("--actor.gradient_checkpointing_enable", "--gradient_checkpointing")
+    placed = _placed(keys, roles, generating if apart else 0)
     trained: dict[str, Any] = {"backend": "deepspeed", "recompute": "full" if checkpointing else "none"}
     return Imported(
         framework="openrlhf",
@@ -65,27 +71,45 @@ def imported(keys: Keys) -> Imported:
         roles=roles,
         nodes=nodes,
         devices_per_node=per_node,
-        devices=training + _others(keys, roles) + (generating if apart else 0),
+        devices=1 + max(max(held) for held in placed.values()),
         colocated=not apart,
-        actor=part(keys, TRAINING, "actor", **trained, devices=training),
+        actor=part(keys, _micro(keys, TRAINING, 4), "actor", **trained, devices=training),
         rollout=Part(backend="vllm", devices=generating or training, dp=engines, **engine),
         batch=_batch(keys),
         reference=_scoring(keys, "reference", "ref") if "reference" in roles else None,
-        critic=part(keys, TRAINING, "critic", **trained, devices=_pool(keys, "critic")[2])
+        critic=part(keys, _micro(keys, TRAINING, 4), "critic", **trained, devices=_pool(keys, "critic")[2])
         if "critic" in roles
         else None,
         reward=_scoring(keys, "reward", "reward") if "reward" in roles else None,
         kv_share=keys.number(
             "--vllm.gpu_memory_utilization", "--vllm_gpu_memory_utilization", default=0.95, of="kv_share"
         ),
-        asynchronous=bool(keys.flag("--train.async_enable", "--async_train")),
+        colocates_others=apart and bool(everything),
+        device_lists=placed,
+        asynchronous=asynchronous,
         idle_offload=bool(keys.flag("--ds.enable_sleep", "--deepspeed_enable_sleep")),
         notes=("mini_batch counts samples; rollout.dp is the number of vLLM engines; sp is ring attention",),
     )
 
 
+def _older(keys: Keys) -> bool:
+    """Until 2026-03 the flags bounded prompt and response, each alone, and micro-batches were larger by default."""
+    return keys.has("--prompt_max_len", "--generate_max_len")
+
+
+def _micro(keys: Keys, table: Table, older: int) -> Table:
+    entry = table["micro_batch"]
+    return table | {"micro_batch": replace(entry, default=older if _older(keys) else entry.default)}
+
+
 def _batch(keys: Keys) -> Batch:
-    values = fill(keys, BATCH, "batch")
+    table = BATCH
+    if _older(keys):
+        prompt, response, whole = (BATCH[f"max_{name}_tokens"] for name in ("prompt", "response", "sequence"))
+        bounds = {"prompt": replace(prompt, default=1024), "response": replace(response, default=1024)}
+        table = BATCH | {f"max_{name}_tokens": entry for name, entry in bounds.items()}
+        table["max_sequence_tokens"] = replace(whole, default=None)
+    values = fill(keys, table, "batch")
     ring = keys.integer(*TRAINING["sp"].keys, default=1, needed=False) or 1
     # Both turn packing on by themselves.
     values["unpadded"] = values["unpadded"] or values["packed"] or ring > 1
@@ -94,7 +118,9 @@ def _batch(keys: Keys) -> Batch:
 
 def _scoring(keys: Keys, of: str, role: str) -> Part:
     offload = keys.flag(f"--{role}.offload", "--ref_reward_offload")
-    return part(keys, SCORING, of, backend="deepspeed", devices=_pool(keys, role)[2], param_offload=offload)
+    return part(
+        keys, _micro(keys, SCORING, 8), of, backend="deepspeed", devices=_pool(keys, role)[2], param_offload=offload
+    )
 
 
 def _pool(keys: Keys, role: str) -> tuple[int, int, int]:
@@ -111,21 +137,37 @@ def _pool(keys: Keys, role: str) -> tuple[int, int, int]:
     return nodes, per_node, nodes * per_node
 
 
-def _others(keys: Keys, roles: tuple[str, ...]) -> int:
-    """Devices of roles that do not share the actor's."""
-    if keys.flag("--train.colocate_all", "--colocate_all_models"):
-        return 0
-    with_actor = keys.flag("--train.colocate_actor_ref", "--colocate_actor_ref")
-    own = [role for role in ("critic",) if role in roles] + ([] if with_actor or "reference" not in roles else ["ref"])
-    total = sum(_pool(keys, role)[2] for role in own)
-    if "reward" in roles and not keys.flag("--train.colocate_critic_reward", "--colocate_critic_reward"):
-        total += _pool(keys, "reward")[2]
-    return total
+def _placed(keys: Keys, roles: tuple[str, ...], generating: int) -> dict[str, tuple[int, ...]]:
+    """Devices by role, each behind those of the role before it that it does not share with; engines, `generating`
+    devices where they have their own, come last."""
+    everything = keys.flag("--train.colocate_all", "--colocate_all_models")
+    with_actor = everything or keys.flag("--train.colocate_actor_ref", "--colocate_actor_ref")
+    with_critic = keys.flag("--train.colocate_critic_reward", "--colocate_critic_reward") and "critic" in roles
+    shared = {
+        "reference": "actor_train" if with_actor else None,
+        "critic": "actor_train" if everything else None,
+        "reward": "actor_train" if everything else "critic" if with_critic else None,
+    }
+    found = {"actor_train": tuple(range(_pool(keys, "actor")[2]))}
+    used = len(found["actor_train"])
+
+    def behind(size: int) -> tuple[int, ...]:
+        nonlocal used
+        used += size
+        return tuple(range(used - size, used))
+
+    for role, name in (("reference", "ref"), ("critic", "critic"), ("reward", "reward")):
+        if role in roles:
+            other = shared[role]
+            found[role] = found[other] if other else behind(_pool(keys, name)[2])
+    if generating:
+        found["actor_infer"] = behind(generating)
+    return found
 
 
 def _roles(keys: Keys, algorithm: str | None) -> tuple[str, ...]:
     coefficient = keys.number("--algo.kl.init_coef", "--init_kl_coef", default=0.01, of="kl_coefficient")
-    remote = keys.has("--reward.remote_url", "--remote_rm_url")
+    remote = keys.has("--reward.remote_url", "--remote_rm_url", "--train.agent_func_path", "--agent_func_path")
     reward = keys.has("--reward.model_name_or_path", "--reward_pretrain") or keys.has("--reward.num_nodes")
     return (
         "actor",
@@ -136,9 +178,10 @@ def _roles(keys: Keys, algorithm: str | None) -> tuple[str, ...]:
 
 
 def _models(keys: Keys) -> dict[str, str]:
+    reward = (keys.text("--reward.model_name_or_path", "--reward_pretrain") or "").partition(",")[0]
     found = {
         "actor": keys.text("--actor.model_name_or_path", "--pretrain"),
-        "critic": keys.text("--critic.model_name_or_path", "--critic_pretrain"),
-        "reward": keys.text("--reward.model_name_or_path", "--reward_pretrain"),
+        "critic": keys.text("--critic.model_name_or_path", "--critic_pretrain") or reward,
+        "reward": reward,
     }
     return {role: model for role, model in found.items() if model}

@@ -42,21 +42,28 @@ def _training(role: str) -> Table:
         "param_offload": switch(*_options(role, "offload_policy")),
         "optimizer_offload": switch(*_options(role, "optimizer_cpu_offload", "offload_policy")),
         "micro_batch": size(
-            *_role(role, "training_args.per_device_train_batch_size", "per_device_train_batch_size", "infer_batch_size")
+            *_role(
+                role, "training_args.per_device_train_batch_size", "per_device_train_batch_size", "infer_batch_size"
+            ),
+            default=8 if role in ("actor_train", "critic") else 16,
         ),
+        "tokens": size(*_role(role, "max_tokens_per_microbatch_in_train")),
         "dtype": name(*_role(role, "model_args.dtype")),
     }
 
 
-ENGINE: Table = {
-    "backend": name(*_role("actor_infer", "strategy_args.strategy_name", "strategy")),
-    "tp": degree(
-        *_options("actor_infer", "tensor_parallel_size", "tp_size"), *_role("actor_infer", "num_gpus_per_worker")
-    ),
-    "pp": degree(*_options("actor_infer", "pipeline_parallel_size")),
-    "dp": degree(*_options("actor_infer", "data_parallel_size", "dp_size")),
-    "ep": degree(*_options("actor_infer", "ep_size")),
-}
+def _engine(backend: str | None) -> Table:
+    """vLLM takes its TP from its options alone, others as many devices as a worker has."""
+    worker = () if backend == "vllm" else _role("actor_infer", "num_gpus_per_worker")
+    return {
+        "backend": name(*_role("actor_infer", "strategy_args.strategy_name", "strategy")),
+        "tp": degree(*_options("actor_infer", "tensor_parallel_size", "tp_size"), *worker, default=1),
+        "pp": degree(*_options("actor_infer", "pipeline_parallel_size")),
+        "dp": degree(*_options("actor_infer", "data_parallel_size", "dp_size")),
+        "ep": degree(*_options("actor_infer", "ep_size")),
+    }
+
+
 ACCUMULATION = _role("actor_train", "training_args.gradient_accumulation_steps", "gradient_accumulation_steps")
 
 
@@ -71,8 +78,9 @@ def imported(keys: Keys) -> Imported:
     devices = max(max(mapping) for mapping in (train, infer, *mappings.values()) if mapping) + 1
     per_node = keys.integer("num_gpus_per_node", default=8, of="devices_per_node") or 8
     actor = part(keys, _training("actor_train"), "actor", devices=len(train) or None, zero=_zero(keys, "actor_train"))
+    engine = keys.text(*_role("actor_infer", "strategy_args.strategy_name", "strategy"))
     critic = keys.text("adv_estimator") == "gae" or bool(mappings["critic"])
-    used = [role for role in ("reference", "reward") if mappings[role]]
+    used = [role for role in ("reference", "reward") if mappings[role] and (role != "reference" or _refers(keys))]
     return Imported(
         framework="roll",
         algorithm=keys.text("adv_estimator", default="gae", of="algorithm"),
@@ -83,8 +91,8 @@ def imported(keys: Keys) -> Imported:
         devices=devices,
         colocated=bool(set(train) & set(infer)) or not infer,
         actor=actor,
-        rollout=part(keys, ENGINE, "rollout", devices=len(infer) or None),
-        batch=_batch(keys),
+        rollout=part(keys, _engine(engine), "rollout", devices=len(infer) or None),
+        batch=_batch(keys, bool(infer)),
         reference=_other(keys, "reference", mappings["reference"]),
         critic=_other(keys, "critic", mappings["critic"]) if critic else None,
         reward=_other(keys, "reward", mappings["reward"]),
@@ -103,13 +111,21 @@ def _other(keys: Keys, role: str, devices: tuple[int, ...]) -> Part | None:
     return part(keys, _training(role), role, devices=len(devices), zero=_zero(keys, role))
 
 
+def _refers(keys: Keys) -> bool:
+    """Whether anything asks for the reference's log-probabilities."""
+    asked = keys.flag("enable_reference", default=False) or keys.flag("use_kl_loss", default=False)
+    return bool(asked) or (keys.number("init_kl_coef", default=0.2, of="kl_penalty") or 0.0) > 0
+
+
 def _zero(keys: Keys, role: str) -> int:
     backend = keys.text(*_role(role, "strategy_args.strategy_name", "strategy")) or ""
-    return 1 if backend.startswith("megatron") else 3
+    if backend.startswith("megatron"):
+        return 1 if keys.flag(*_options(role, "use_distributed_optimizer"), default=True) else 0
+    return 3
 
 
-def _batch(keys: Keys) -> Batch:
-    prompts = keys.integer("rollout_batch_size")
+def _batch(keys: Keys, generates: bool) -> Batch:
+    prompts = keys.integer("rollout_batch_size", default=128 if generates else None, of="batch.prompts")
     if prompts is None:
         message = f"{keys.launch.name}: rollout_batch_size is missing: no RL step, or a pipeline without generation"
         raise RefusedImportError(Refusal.NO_BATCH, message)

@@ -6,10 +6,11 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import translate
 from typing import TypeAlias
 
-from nereus.integrations.shell.lexer import closing, quoted
+from nereus.integrations.shell.lexer import ShellSyntaxError, closing, quoted
 
 Variables: TypeAlias = dict[str, "str | list[str]"]
 
@@ -47,11 +48,28 @@ def fields(word: str, variables: Variables) -> list[str]:
         elif is_quoted:
             items, started = [text], True
         else:
-            items = re.split(r"\s+", text) if text else []
+            items = _split(text) if text else []
         if items:
             found[-1] += items[0]
             found.extend(items[1:])
     return [item for item in found if item] or ([""] if started else [])
+
+
+def _split(text: str) -> list[str]:
+    """At white space, but for what an unknown command prints: that stays one word."""
+    found, index = [""], 0
+    while index < len(text):
+        if match := re.compile(r"\s+").match(text, index):
+            found.append("")
+            index = match.end()
+            continue
+        end = index + 1
+        if text.startswith("$(", index):
+            with suppress(ShellSyntaxError):  # else it is a part of what was one word before
+                end = closing(text, end)
+        found[-1] += text[index:end]
+        index = end
+    return found
 
 
 def string(word: str, variables: Variables) -> str:

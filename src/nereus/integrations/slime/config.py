@@ -45,6 +45,10 @@ def imported(keys: Keys) -> Imported:
     if nodes < 1 or per_node < 1:
         message = f"{keys.launch.name}: --actor-num-nodes {nodes}, --actor-num-gpus-per-node {per_node}: no devices"
         raise RefusedImportError(Refusal.NO_DEVICES, message)
+    if keys.has("--debug-train-only"):
+        raise RefusedImportError(
+            Refusal.NO_BATCH, f"{keys.launch.name}: --debug-train-only is no RL step: nothing is generated"
+        )
     training = nodes * per_node
     colocated = keys.has("--colocate")
     generating = training if colocated else keys.integer("--rollout-num-gpus", of="rollout.devices", needed=False)

@@ -10,7 +10,17 @@ from nereus.integrations._keys import Keys
 from nereus.integrations._tables import Table, degree, fill, name, part, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
 
-ROOTS = ("actor_rollout_ref", "critic", "data", "trainer", "algorithm", "reward_model", "rollout", "async_training")
+ROOTS = (
+    "actor_rollout_ref",
+    "critic",
+    "data",
+    "trainer",
+    "algorithm",
+    "reward_model",
+    "reward",
+    "rollout",
+    "async_training",
+)
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
@@ -53,6 +63,13 @@ def _micro(role: str, which: str) -> Table:
 
 CONTEXT = (f"{MODEL}.override_config.max_position_embeddings", f"{ROLLOUT}.max_model_len")
 
+CHUNKED = (
+    f"{ACTOR}.entropy_from_logits_with_chunking",
+    f"{ACTOR}.fsdp_config.entropy_from_logits_with_chunking",
+)
+REWARD = ("reward_model", "reward.reward_model")
+"""Where the section of the reward model lies, of today's versions and of newer ones."""
+
 GENERATION: Table = {
     "backend": name(f"{ROLLOUT}.name"),
     "tp": degree(f"{ROLLOUT}.tensor_model_parallel_size", default=2),
@@ -77,6 +94,8 @@ BATCH: Table = {
 
 def imported(keys: Keys) -> Imported:
     """What a verl configuration says."""
+    if other := keys.runs(r"verl\.[\w.]*(sft|main_gen|main_eval)"):
+        raise RefusedImportError(Refusal.NO_BATCH, f"{keys.launch.name}: {other} is no RL step")
     nodes = keys.integer("trainer.nnodes", default=1, of="nodes") or 0
     per_node = keys.integer("trainer.n_gpus_per_node", default=8, of="devices_per_node") or 0
     if nodes < 1 or per_node < 1:
@@ -85,7 +104,7 @@ def imported(keys: Keys) -> Imported:
             f"{keys.launch.name}: trainer.nnodes={nodes} and trainer.n_gpus_per_node={per_node} give no devices",
         )
     training = nodes * per_node
-    apart = _rollout_pool(keys)
+    apart, scoring = _rollout_pool(keys), _reward_pool(keys)
     algorithm = keys.text("algorithm.adv_estimator", default="gae", of="algorithm")
     batch = _batch(keys)
     roles = _roles(keys, algorithm)
@@ -98,16 +117,17 @@ def imported(keys: Keys) -> Imported:
         roles=roles,
         nodes=nodes,
         devices_per_node=per_node,
-        devices=training + (apart or 0),
+        devices=training + (apart or 0) + (scoring or 0),
         colocated=apart is None,
         actor=actor,
         rollout=engine,
         batch=batch,
         reference=_reference(keys, actor) if "reference" in roles or keys.starts(f"{REF}.") else None,
         critic=_critic(keys, training) if "critic" in roles else None,
-        reward=Part(devices=training) if "reward" in roles else None,
+        reward=Part(devices=scoring or training) if "reward" in roles else None,
         kv_share=keys.number(f"{ROLLOUT}.gpu_memory_utilization", default=0.5, of="kv_share"),
         asynchronous=apart is not None,
+        device_lists={"reward": tuple(range(training, training + scoring))} if scoring else {},
         rollout_nodes=keys.integer("rollout.nnodes", default=1) if apart else None,
         context_tokens=keys.integer(*CONTEXT, needed=False),
         notes=_notes(keys, batch),
@@ -120,6 +140,20 @@ def _rollout_pool(keys: Keys) -> int | None:
         return None
     nodes = keys.integer("rollout.nnodes", default=1, of="rollout.nodes") or 1
     return nodes * (keys.integer("rollout.n_gpus_per_node", default=8, of="rollout.devices_per_node") or 8)
+
+
+def _reward(*names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names for section in REWARD)
+
+
+def _reward_pool(keys: Keys) -> int | None:
+    """Devices that only score, where the reward model has a pool of its own."""
+    if not (keys.flag(*_reward("enable")) and keys.flag(*_reward("enable_resource_pool"))):
+        return None
+    nodes, each = (keys.integer(*_reward(name), default=0) or 0 for name in ("nnodes", "n_gpus_per_node"))
+    if nodes * each < 1:
+        raise keys.invalid("reward_model.enable_resource_pool", f"is set, for {nodes} nodes of {each} devices")
+    return nodes * each
 
 
 def _batch(keys: Keys) -> Batch:
@@ -141,7 +175,7 @@ def _loss(keys: Keys) -> str:
         return "eager"
     if _is_megatron(keys, ACTOR):
         return "vocab_parallel"
-    return "in_place_chunked" if keys.flag(f"{ACTOR}.entropy_from_logits_with_chunking", default=False) else "in_place"
+    return "in_place_chunked" if keys.flag(*CHUNKED, default=False) else "in_place"
 
 
 def _roles(keys: Keys, algorithm: str | None) -> tuple[str, ...]:
@@ -153,7 +187,7 @@ def _roles(keys: Keys, algorithm: str | None) -> tuple[str, ...]:
         "actor",
         *(("reference",) if reference else ()),
         *(("critic",) if (critic if critic is not None else algorithm == "gae") else ()),
-        *(("reward",) if keys.flag("reward_model.enable", default=False) else ()),
+        *(("reward",) if keys.flag(*_reward("enable"), default=False) else ()),
     )
 
 
@@ -161,7 +195,7 @@ def _models(keys: Keys) -> dict[str, str]:
     found = {
         "actor": keys.text(f"{MODEL}.path"),
         "critic": keys.text("critic.model.path"),
-        "reward": keys.text("reward_model.model.path"),
+        "reward": keys.text(*_reward("model.path", "model_path")),
     }
     return {role: model for role, model in found.items() if model}
 
@@ -174,7 +208,8 @@ def _is_megatron(keys: Keys, role: str) -> bool:
 
 def _trained(keys: Keys, role: str, config: str, of: str, model: str, devices: int) -> Part:
     """The actor or the critic."""
-    budget = 16384 if keys.flag(f"{role}.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz") else None
+    most = 16384 if of == "actor" else 32768
+    budget = most if keys.flag(f"{role}.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz") else None
     micro = _micro(role, "ppo_") | {"tokens": size(f"{role}.ppo_max_token_len_per_gpu", default=budget)}
     more: dict[str, Any] = {"devices": devices, "dtype": "bfloat16"}
     if _is_megatron(keys, role):
