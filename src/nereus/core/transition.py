@@ -115,7 +115,9 @@ class Edge:
 class TransitionDAG:
     """From the units that exist to the goal. `primitives` are in a valid execution order, the same on every device.
 
-    `node_of` says on which node each device is, where that is known: who sends to whom depends on it.
+    `node_of` says on which node each device is, where that is known: who sends to whom depends on it. `span_bytes` is
+    how long the order takes in the scheduler's model, in bytes over the fastest link; none takes less than
+    `bound_bytes`.
     """
 
     start: EMUSet
@@ -123,23 +125,26 @@ class TransitionDAG:
     primitives: tuple[Primitive, ...] = ()
     edges: tuple[Edge, ...] = ()
     node_of: Mapping[int, int] = field(default_factory=dict)
+    span_bytes: int = 0
+    bound_bytes: int = 0
 
     def __post_init__(self) -> None:
-        ids = [primitive.id for primitive in self.primitives]
-        if len(set(ids)) != len(ids):
+        place = {primitive.id: index for index, primitive in enumerate(self.primitives)}
+        if len(place) != len(self.primitives):
+            ids = [primitive.id for primitive in self.primitives]
             raise SettingsError(f"transition: primitive ids repeat: {ids}")
-        before = self.predecessors()
-        unknown = {edge.earlier for edge in self.edges} | {edge.later for edge in self.edges}
-        if unknown - set(ids):
-            raise SettingsError(f"transition: edges name unknown primitives {sorted(unknown - set(ids))}")
         try:
-            tuple(TopologicalSorter(before).static_order())
-        except CycleError as error:
-            raise SettingsError(f"transition: primitives wait for each other: {error.args[1]}") from None
-        place = {name: index for index, name in enumerate(ids)}
-        for edge in self.edges:
-            if place[edge.earlier] >= place[edge.later]:
-                raise SettingsError(f"transition: {edge.later} is listed before {edge.earlier}, which it waits for")
+            backwards = [edge for edge in self.edges if place[edge.earlier] >= place[edge.later]]
+        except KeyError:
+            unknown = {edge.earlier for edge in self.edges} | {edge.later for edge in self.edges}
+            raise SettingsError(f"transition: edges name unknown primitives {sorted(unknown - set(place))}") from None
+        if backwards:
+            try:
+                tuple(TopologicalSorter(self.predecessors()).static_order())
+            except CycleError as error:
+                raise SettingsError(f"transition: primitives wait for each other: {error.args[1]}") from None
+            edge = backwards[0]
+            raise SettingsError(f"transition: {edge.later} is listed before {edge.earlier}, which it waits for")
 
     def predecessors(self) -> dict[str, set[str]]:
         """Primitive id → ids it waits for."""
@@ -147,6 +152,11 @@ class TransitionDAG:
         for edge in self.edges:
             before.setdefault(edge.later, set()).add(edge.earlier)
         return before
+
+    @property
+    def certified(self) -> bool:
+        """Whether no order can take less: the bound is met."""
+        return self.span_bytes <= self.bound_bytes
 
     @property
     def groups(self) -> Mapping[str, tuple[Primitive, ...]]:

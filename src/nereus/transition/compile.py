@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from nereus.core import EMU, Destroy, EMUSet, InfeasibleError, ModelStage, Plan, StateSchema, TransitionDAG
+from nereus.core import EMUSet, InfeasibleError, Link, ModelStage, Plan, StateSchema, TransitionDAG
+from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import LocalDAG, decompose
-from nereus.transition.fit import fit
+from nereus.transition.fit import fit, stored_bytes
+from nereus.transition.holders import Site
 from nereus.transition.place import place
-from nereus.transition.schedule import BlockedError, schedule
+from nereus.transition.room import Room
+from nereus.transition.schedule import BlockedError, Memory, schedule
+from nereus.transition.search import search
 
 
 def compile(
@@ -19,10 +23,13 @@ def compile(
     other_bytes: Mapping[int, int] | None = None,
     node_of: Mapping[int, int] | None = None,
     kind_of: Mapping[int, str] | None = None,
+    links: Mapping[str, Link] | None = None,
+    host_bytes: Mapping[int, int] | None = None,
+    buffer_bytes: int = 0,
 ) -> TransitionDAG:
-    """The transition from `start` to `plan`. Raises InfeasibleError when memory allows no order of its steps."""
+    """The transition from `start` to `plan`, as `connect` makes it, with positions dealt so that least moves."""
     goal = place(start, plan, schemas, node_of, kind_of)
-    return connect(start, goal, schemas, capacity, other_bytes)
+    return connect(start, goal, schemas, capacity, other_bytes, node_of, links, host_bytes, buffer_bytes)
 
 
 def connect(
@@ -31,40 +38,60 @@ def connect(
     schemas: Mapping[ModelStage, StateSchema],
     capacity: Mapping[int, int],
     other_bytes: Mapping[int, int] | None = None,
+    node_of: Mapping[int, int] | None = None,
+    links: Mapping[str, Link] | None = None,
+    host_bytes: Mapping[int, int] | None = None,
+    buffer_bytes: int = 0,
 ) -> TransitionDAG:
     """The transition between two sets of units whose positions are settled.
 
-    Every replica is read at first, which spreads the load. Where that leaves an acquisition without memory, redundant
-    units on the short devices give up their part as a source and are destroyed early, one after another.
+    Memory on devices is `capacity` less `other_bytes`; a device that `capacity` leaves out has no limit, and
+    `buffer_bytes` must be free on each that receives. `host_bytes` is what each node has for staging; None: nothing is
+    staged, and neither is it where another order exists. `links` say how much slower nodes reach each other than
+    themselves. Raises InfeasibleError when no order of the steps fits.
     """
     model_stages = sorted({*start.model_stages, *goal.model_stages}, key=lambda ms: ms.sort_key)
-    for ms in model_stages:
-        if not start.of(ms):
-            raise InfeasibleError(f"{ms}: no unit exists, so no transition can build the goal's; restart instead")
-    unread: dict[ModelStage, set[EMU]] = {ms: set() for ms in model_stages}
-    while True:
-        locals_: list[LocalDAG] = [decompose(start.of(ms), goal.of(ms), schemas[ms], unread[ms]) for ms in model_stages]
-        try:
-            dag = schedule(start, goal, locals_, schemas, capacity, other_bytes)
-        except BlockedError as blocked:
-            extra = _expendable(start, blocked, unread)
-            if extra is None:
-                raise
-            unread[extra.model_stage].add(extra)
-        else:
-            fit(dag, schemas, capacity, other_bytes)
-            return dag
+    changed = [ms for ms in model_stages if set(start.of(ms)) != set(goal.of(ms))]
+    site = Site(node_of or {}, _far(links))
+    locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
+    used = stored_bytes(start, schemas, other_bytes) if capacity else {}
+    memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
+    try:
+        dag = schedule(start, goal, locals_, memory, site)
+    except BlockedError as blocked:
+        dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
+    if capacity:
+        fit(dag, schemas, capacity, other_bytes, buffer_bytes)
+    return dag
 
 
-def _expendable(start: EMUSet, blocked: BlockedError, unread: Mapping[ModelStage, set[EMU]]) -> EMU | None:
-    """A redundant unit whose early Destroy frees memory where it is short, the one that frees most there."""
-    best: tuple[int, EMU] | None = None
-    for step in blocked.waiting:
-        unit = step.sources[0]
-        others = [other for other in start.of(unit.model_stage) if other not in unread[unit.model_stage]]
-        if not isinstance(step, Destroy) or unit in unread[unit.model_stage] or others == [unit]:
-            continue
-        gain = sum(min(step.releases.get(device, 0), short) for device, short in blocked.short_bytes.items())
-        if gain and (best is None or gain > best[0]):
-            best = (gain, unit)
-    return None if best is None else best[1]
+def _searched(
+    blocked: BlockedError,
+    ends: tuple[EMUSet, EMUSet],
+    schemas: Mapping[ModelStage, StateSchema],
+    locals_: Sequence[LocalDAG],
+    memory: Memory,
+    site: Site,
+    host_bytes: Mapping[int, int],
+) -> TransitionDAG:
+    """The way that an exact search finds where the greedy order ended. Raises InfeasibleError when there is none."""
+    builds = [build for local in locals_ for build in local.builds]
+    tight = Room(memory.used, memory.capacity, builds, memory.buffer_bytes).capacity
+    found = search(*ends, schemas, tight, memory.other, host_bytes, site.node_of)
+    if found.lead is None:
+        tried = "every order of the steps was tried" if found.proved else "no order was found in the tries allowed"
+        staged = "staging in host memory included" if host_bytes else "no host memory to stage in was given"
+        raise InfeasibleError(f"{blocked}; {tried}, {staged}", blocked.short_bytes) from None
+    unread = {*found.lead.unread, *found.lead.offloaded}
+    again = [
+        decompose(ends[0].of(ms), ends[1].of(ms), schemas[ms], unread, site.node_of)
+        for ms in (local.model_stage for local in locals_)
+    ]
+    return schedule(*ends, again, memory, site, found.lead, bound_bytes(locals_, memory.used, memory.capacity))
+
+
+def _far(links: Mapping[str, Link] | None) -> float:
+    """How many times longer a byte takes between nodes than inside one."""
+    if not links or "intra" not in links or "inter" not in links:
+        return 1.0
+    return max(1.0, links["intra"].bytes_per_s / links["inter"].bytes_per_s)

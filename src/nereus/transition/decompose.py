@@ -1,274 +1,170 @@
-"""One model-stage's change as primitives in the default order Split → Destroy → Extend → Merge (paper §6.1).
+"""One model-stage's change as commit groups: what is built from what, and which units go (paper §6.1, D6.2).
 
-Moves are direct (D6.2): units of the common layout T_sub name what a Split or Extend makes, but never hold state of
-their own. The steps that lead to the same goal units form one commit group; its sources stay whole until it commits.
+Goal units that need the same Split are one group, every other goal unit is its own. A group reads the units on its own
+devices; where those would be the slowest part of it, replicas that nobody else reads help. What holds nothing yet is
+built from any whole unit, chosen when the order is made.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from math import gcd
 
-from nereus.core import (
-    EMU,
-    Destroy,
-    Edge,
-    EdgeKind,
-    Extend,
-    Layout,
-    Merge,
-    Primitive,
-    Split,
-    StateSchema,
-    TransitionError,
-)
+from nereus.core import EMU, InfeasibleError, Layout, ModelStage, StateSchema, TransitionError
 from nereus.transition.classes import layouts_of
-from nereus.transition.flows import Job, flows
-from nereus.transition.sizes import Sizes, position
-
-FUNNEL = 1.5
-"""A device that sends more than this many times the mean is relieved by other replicas where they can."""
-RELIEF = 0.9
-"""What the busiest device must come down to for a wider choice of sources to be worth its dependencies."""
+from nereus.transition.pricing import Pricing
 
 
-@dataclass(frozen=True, slots=True)
-class LocalDAG:
-    """Groups (their primitives in order) and destroys of one model-stage, with the STATE edges among them."""
+@dataclass(slots=True, eq=False)
+class Build:
+    """A commit group. Without `sources` it reads whatever whole units are free when it starts.
 
-    groups: tuple[tuple[Primitive, ...], ...] = ()
-    destroys: tuple[Destroy, ...] = ()
-    edges: tuple[Edge, ...] = ()
+    `acquires` by device; `kept_bytes` is the storage of the old positions that the new ones take over, by device;
+    `received_bytes` and `moved_bytes` as in `Price`.
+    """
 
-
-@dataclass(slots=True)
-class _Batch:
-    """Goal units that commit together, and the existing units they are built from."""
-
+    name: str
     goals: tuple[EMU, ...]
     sources: tuple[EMU, ...]
-    senders: dict[int, set[int]] = field(default_factory=dict)
-    """Target device → the devices that send to it."""
+    acquires: dict[int, int]
+    kept_bytes: dict[int, int]
+    received_bytes: int
+    moved_bytes: int
 
     @property
-    def all_senders(self) -> frozenset[int]:
-        """Every device that sends."""
-        return frozenset[int]().union(*self.senders.values())
-
-    @property
-    def held(self) -> frozenset[int]:
-        """Devices of the sources."""
-        return frozenset(device for unit in self.sources for device in unit.devices)
-
-    @property
-    def local(self) -> tuple[EMU, ...]:
-        """Sources that share a device with a goal unit."""
-        devices = {device for goal in self.goals for device in goal.devices}
-        return tuple(unit for unit in self.sources if devices & set(unit.devices))
+    def devices(self) -> tuple[int, ...]:
+        """Devices of the goal units."""
+        return tuple(device for goal in self.goals for device in goal.devices)
 
 
-def decompose(start: Sequence[EMU], goal: Sequence[EMU], schema: StateSchema, unread: Collection[EMU] = ()) -> LocalDAG:
-    """The local DAG from the units `start` to `goal`, both of one model-stage.
+@dataclass(slots=True, eq=False)
+class LocalDAG:
+    """What one model-stage has to do. `kept` are units of start and goal, `left` those that go, `sub` is T_sub."""
 
-    Units in both are kept and produce nothing. Units `unread` are redundant ones that nothing may be built from, so
-    that they can be destroyed before anything is acquired. Raises TransitionError when there is no unit to copy from,
-    or when nothing would be left.
-    """
-    kept = set(start) & set(goal)
-    left = [unit for unit in start if unit not in kept]
-    built = [unit for unit in goal if unit not in kept]
-    readable = [unit for unit in start if unit not in set(unread)]
-    if built and not readable:
-        raise TransitionError(f"{built[0].model_stage}: no unit exists that the goal could be built from")
-    if left and not goal:
-        raise TransitionError(f"{left[0].model_stage}: the goal has no unit of it, its last copy would be destroyed")
-    if not left and not built:
-        return LocalDAG()
-    sub = _common(layouts_of((*readable, *goal)))
-    batches = _batches(built, readable, kept, sub)
-    batches = _settle(batches, readable, schema)
-    sizes = Sizes(schema, layouts_of((*start, *goal)))
-    groups: list[tuple[Primitive, ...]] = []
-    edges: list[Edge] = []
-    for index, batch in enumerate(batches):
-        steps, inner = _steps(batch, kept, sub, f"{batch.goals[0].model_stage}/{index}")
-        groups.append(_with_acquires(steps, batch, sizes))
-        edges.extend(inner)
-    destroys = _destroys(left, batches, sizes)
-    for destroy in destroys:
-        for batch, group in zip(batches, groups, strict=True):
-            if destroy.sources[0] in batch.sources:
-                edges.extend(Edge(step.id, destroy.id, EdgeKind.STATE) for step in group)
-    return LocalDAG(tuple(groups), destroys, tuple(edges))
+    model_stage: ModelStage
+    kept: tuple[EMU, ...]
+    left: tuple[EMU, ...]
+    builds: tuple[Build, ...]
+    sub: Layout
+    pricing: Pricing
+
+    def drop(self, build: Build, unit: EMU) -> None:
+        """`build` reads `unit` no longer, which may then be destroyed before it."""
+        build.sources = tuple(source for source in build.sources if source != unit)
+        stored = {d: b for g in build.goals for d, b in zip(g.devices, self.pricing.stored(g.layout), strict=True)}
+        build.acquires = build.acquires | {device: stored[device] for device in stored.keys() & set(unit.devices)}
+        build.kept_bytes = {device: size for device, size in build.kept_bytes.items() if device not in unit.devices}
+
+    def copy(self) -> LocalDAG:
+        """The same with groups of its own, which a run may change."""
+        return replace(self, builds=tuple(copy(build) for build in self.builds))
 
 
-def _degrees(layout: Layout) -> tuple[int, int]:
+def degrees(layout: Layout) -> tuple[int, int]:
+    """TP and PP, whatever the layers of each pp rank."""
     return (layout.tp, layout.pp)
 
 
-def _common(layouts: Sequence[Layout]) -> Layout:
-    """T_sub: the largest layout that all of `layouts` can be split into."""
-    return Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
+def decompose(
+    start: Sequence[EMU],
+    goal: Sequence[EMU],
+    schema: StateSchema,
+    unread: Collection[EMU] = (),
+    node_of: Mapping[int, int] | None = None,
+) -> LocalDAG:
+    """The local DAG from the units `start` to `goal`, both of one model-stage.
 
-
-def _batches(built: Sequence[EMU], readable: Sequence[EMU], kept: Collection[EMU], sub: Layout) -> list[_Batch]:
-    """Goal units that need the same Split commit together; the rest on their own."""
-    splits = [unit for unit in readable if unit not in kept and _degrees(unit.layout) != _degrees(sub)]
-    split_on = {device: index for index, unit in enumerate(splits) for device in unit.devices}
-    parts: list[tuple[list[EMU], set[int]]] = []
-    for goal in built:
-        touched = {split_on[device] for device in goal.devices if device in split_on}
-        joined = [part for part in parts if part[1] & touched]
-        parts = [part for part in parts if not part[1] & touched]
-        units = [unit for part in joined for unit in part[0]]
-        parts.append(([*units, goal], touched.union(*(part[1] for part in joined))))
-    order = {goal: index for index, goal in enumerate(built)}
-    goals = [tuple(sorted(units, key=order.__getitem__)) for units, _ in parts]
-    goals.sort(key=lambda units: order[units[0]])
-    return _with_sources(goals, readable)
-
-
-def _with_sources(parts: Sequence[tuple[EMU, ...]], readable: Sequence[EMU]) -> list[_Batch]:
-    """Choose what each part reads: the units on its own devices when they reach, else every replica.
-
-    Goal units on fresh devices take one replica each, in turn, as long as every replica gets the same number.
+    Units in both are kept and produce nothing. No group takes over storage of the units `unread`, or plans to read
+    them. Raises InfeasibleError when there is no unit to copy from, TransitionError when nothing would be left.
     """
-    unit_on = {device: unit for unit in readable for device in unit.devices}
-    found: list[_Batch] = []
-    fresh: list[_Batch] = []
-    for goals in parts:
-        devices = [device for goal in goals for device in goal.devices]
-        local = tuple(dict.fromkeys(unit_on[device] for device in devices if device in unit_on))
-        whole = all(device in unit_on for device in devices)
-        found.append(_Batch(goals, local if whole else tuple(readable)))
-        if not local:
-            fresh.append(found[-1])
-    for index in range(len(fresh) - len(fresh) % len(readable)):
-        fresh[index].sources = (readable[index % len(readable)],)
-    return found
-
-
-def _settle(batches: Sequence[_Batch], readable: Sequence[EMU], schema: StateSchema) -> list[_Batch]:
-    """Drop sources that send nothing; where one device sends too much, ask every replica if that relieves it."""
-    settled, loads = _prune(batches, schema)
-    while loads:
-        busiest = max(loads, key=lambda device: (loads[device], -device))
-        if loads[busiest] <= FUNNEL * loads.total() / len(loads):
-            break
-        wider = [replace(b, sources=tuple(readable)) if busiest in b.all_senders else b for b in settled]
-        tried, relieved = _prune(wider, schema)
-        if max(relieved.values()) > RELIEF * loads[busiest]:
-            break
-        settled, loads = tried, relieved
-    return settled
-
-
-def _prune(batches: Sequence[_Batch], schema: StateSchema) -> tuple[list[_Batch], Counter[int]]:
-    """The batches without sources that send nothing, so that no Destroy waits for them, and what each device sends."""
-    found = flows(schema, [Job(batch.sources, batch.goals) for batch in batches])
-    pruned: list[_Batch] = []
-    for batch, entries in zip(batches, found, strict=True):
-        senders = {flow.source for flow in entries}
-        local = set(batch.local)
-        used = tuple(unit for unit in batch.sources if unit in local or not senders.isdisjoint(unit.devices))
-        pruned.append(_Batch(batch.goals, used))
-    loads: Counter[int] = Counter()
-    for batch, entries in zip(pruned, flows(schema, [Job(b.sources, b.goals) for b in pruned]), strict=True):
-        for flow in entries:
-            batch.senders.setdefault(flow.target, set()).add(flow.source)
-            loads[flow.source] += flow.elements
-    return pruned, loads
-
-
-def _steps(batch: _Batch, kept: Collection[EMU], sub: Layout, name: str) -> tuple[list[Primitive], list[Edge]]:
-    """Splits, then per goal unit an Extend and a Merge as far as they are needed."""
-    split_units = [u for u in batch.local if u not in kept and _degrees(u.layout) != _degrees(sub)]
-    inside = len(batch.sources) == 1 and all(batch.held.issuperset(goal.devices) for goal in batch.goals)
-    if split_units and inside and _degrees(batch.goals[0].layout) == _degrees(sub):
-        return [Split(f"{name}/split", batch.sources, batch.goals, name)], []
-    splits: list[Primitive] = [
-        Split(f"{name}/split{index}", (unit,), _labels(unit, sub), name) for index, unit in enumerate(split_units)
-    ]
-    pieces = [label for split in splits for label in split.targets]
-    pieces.extend(unit for unit in batch.sources if unit not in split_units)
-    steps = list(splits)
-    edges: list[Edge] = []
-    for index, goal in enumerate(batch.goals):
-        made = _build(batch, goal, pieces, sub, (name, index))
-        *extend, last = made
-        if isinstance(last, Merge):
-            feeding = [split for split in splits if not set(split.targets).isdisjoint(last.sources)]
-            edges.extend(Edge(step.id, last.id, EdgeKind.STATE) for step in (*feeding, *extend))
-        steps.extend(made)
-    return steps, edges
-
-
-def _build(
-    batch: _Batch, goal: EMU, pieces: Sequence[EMU], sub: Layout, name: tuple[str, int]
-) -> tuple[Primitive, ...]:
-    """An Extend to the devices of `goal` that held nothing, then a Merge of what its devices and senders hold."""
-    group, index = name
-    fresh = batch.held.isdisjoint(goal.devices)
-    labels = _labels(goal, sub) if fresh and _degrees(goal.layout) != _degrees(sub) else (goal,)
-    extend = Extend(f"{group}/extend{index}", batch.sources, labels, group)
-    if fresh:
-        merge = Merge(f"{group}/merge{index}", labels, (goal,), group)
-        return (extend,) if labels == (goal,) else (extend, merge)
-    taking = set(goal.devices).union(*(batch.senders.get(device, ()) for device in batch.held & set(goal.devices)))
-    sources = tuple(piece for piece in pieces if not taking.isdisjoint(piece.devices))
-    merge = Merge(f"{group}/merge{index}", sources, (goal,), group)
-    return (merge,) if batch.held.issuperset(goal.devices) else (extend, merge)
-
-
-def _labels(unit: EMU, sub: Layout) -> tuple[EMU, ...]:
-    """The T_sub units that a unit's devices make: piece (a, b) takes the a-th of each run of tp ranks, b-th of pp."""
-    tp_step, pp_step = unit.layout.tp // sub.tp, unit.layout.pp // sub.pp
-    return tuple(
-        EMU(
-            unit.model_stage,
-            sub,
-            tuple(unit.device(p * pp_step + b, t * tp_step + a) for p in range(sub.pp) for t in range(sub.tp)),
+    existing, wanted = set(start), set(goal)
+    left = tuple(unit for unit in start if unit not in wanted)
+    built = tuple(unit for unit in goal if unit not in existing)
+    kept = tuple(unit for unit in start if unit in wanted)
+    if built and not start:
+        raise InfeasibleError(
+            f"{built[0].model_stage}: no unit exists, so no transition can build the goal's; restart instead"
         )
-        for b in range(pp_step)
-        for a in range(tp_step)
-    )
+    if left and not goal:
+        raise TransitionError(f"{left[0].model_stage}: the goal has no unit of it, its last copy would be destroyed")
+    layouts = layouts_of((*start, *goal))
+    sub = Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
+    readable = [unit for unit in left if unit not in unread] if unread else left
+    pricing = Pricing(schema, start, goal, readable)
+    builds = _groups(built, readable, sub, pricing)
+    _ask_replicas(builds, (*kept, *readable), node_of)
+    return LocalDAG((start or goal)[0].model_stage, kept, left, builds, sub, pricing)
 
 
-def _source_on(batch: _Batch, device: int) -> EMU | None:
-    return next((unit for unit in batch.sources if device in unit.devices), None)
+def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing: Pricing) -> tuple[Build, ...]:
+    """Goal units that need the same Split together; the rest on their own."""
+    unit_on = {device: index for index, unit in enumerate(readable) for device in unit.devices}
+    shared = [degrees(unit.layout) != degrees(sub) for unit in readable]
+    group_of: dict[int, int] = {}
+    """Index of a unit that must be split → the group that reads it."""
+    members: dict[int, list[int]] = {}
+    locals_: dict[int, dict[int, None]] = {}
+    for index, goal in enumerate(built):
+        touched = {unit_on[device]: None for device in goal.devices if device in unit_on} if unit_on else {}
+        joined = sorted({group_of[unit] for unit in touched if unit in group_of})
+        home = joined[0] if joined else index
+        members.setdefault(home, []).append(index)
+        locals_.setdefault(home, {}).update(touched)
+        for other in joined[1:]:
+            members[home].extend(members.pop(other))
+            locals_[home].update(locals_.pop(other))
+        group_of.update((unit, home) for unit in locals_[home] if shared[unit])
+    found: list[Build] = []
+    for number, home in enumerate(sorted(members)):
+        goals = tuple(built[index] for index in sorted(members[home]))
+        sources = tuple(readable[unit] for unit in locals_[home])
+        found.append(_build(f"{goals[0].model_stage}/{number}", goals, sources, pricing))
+    return tuple(found)
 
 
-def _with_acquires(steps: Sequence[Primitive], batch: _Batch, sizes: Sizes) -> tuple[Primitive, ...]:
-    """Put what each goal position newly allocates on the first step that touches its device."""
-    acquires: dict[str, dict[int, int]] = {step.id: {} for step in steps}
-    for goal in batch.goals:
-        for device in goal.devices:
-            first = next(step for step in steps if device in step.devices)
-            acquires[first.id][device] = sizes.stored(position(goal, device)) - _shared(batch, goal, device, sizes)
-    return tuple(replace(step, acquires=acquires[step.id]) for step in steps)
+def _build(name: str, goals: tuple[EMU, ...], sources: tuple[EMU, ...], pricing: Pricing) -> Build:
+    acquires: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    received = moved = 0
+    for goal in goals:
+        price = pricing.price(goal)
+        acquires.update(zip(goal.devices, price.acquired, strict=True))
+        if sources:
+            kept.update(zip(goal.devices, price.kept, strict=True))
+        received = max(received, price.received_bytes)
+        moved += price.moved_bytes
+    return Build(name, goals, sources, acquires, kept, received, moved)
 
 
-def _shared(batch: _Batch, goal: EMU, device: int, sizes: Sizes) -> int:
-    source = _source_on(batch, device)
-    return 0 if source is None else sizes.shared(position(source, device), position(goal, device))
+def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Mapping[int, int] | None) -> None:
+    """Deal the units that no group reads to groups whose own senders have more to send than a device receives."""
+    reading = [build for build in builds if build.sources]
+    used = {source for build in reading for source in build.sources}
+    spare = [unit for unit in readable if unit not in used]
+    if not spare or not reading:
+        return
+    senders = {id(build): sum(len(source.devices) for source in build.sources) for build in reading}
+    heap = [(-(build.moved_bytes / senders[id(build)]), index) for index, build in enumerate(reading)]
+    heapify(heap)
+    by_node = _by_node(spare, node_of)
+    for _ in range(len(spare)):
+        load, index = heap[0]
+        build = reading[index]
+        if -load <= build.received_bytes:
+            return
+        near = by_node.get(-1 if node_of is None else node_of.get(build.goals[0].devices[0], -1))
+        helper = near.pop() if near else next(units for units in by_node.values() if units).pop()
+        build.sources = (*build.sources, helper)
+        senders[id(build)] += len(helper.devices)
+        heapreplace(heap, (-(build.moved_bytes / senders[id(build)]), index))
 
 
-def _destroys(left: Sequence[EMU], batches: Sequence[_Batch], sizes: Sizes) -> tuple[Destroy, ...]:
-    """One Destroy for every unit that is not kept; storage that a goal position took over stays."""
-    taken: dict[tuple[EMU, int], int] = {}
-    for batch in batches:
-        for goal in batch.goals:
-            for device in goal.devices:
-                source = _source_on(batch, device)
-                if source is not None:
-                    taken[source, device] = _shared(batch, goal, device, sizes)
-    made: list[Destroy] = []
-    for index, unit in enumerate(left):
-        name = f"{unit.model_stage}/destroy{index}"
-        releases: Mapping[int, int] = {
-            device: sizes.stored(position(unit, device)) - taken.get((unit, device), 0) for device in unit.devices
-        }
-        made.append(Destroy(name, (unit,), (), name, releases=releases))
-    return tuple(made)
+def _by_node(units: Sequence[EMU], node_of: Mapping[int, int] | None) -> dict[int, list[EMU]]:
+    """Node of the first device → units, the first one last."""
+    found: dict[int, list[EMU]] = {}
+    for unit in reversed(units):
+        found.setdefault(-1 if node_of is None else node_of.get(unit.devices[0], -1), []).append(unit)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from nereus.core import EMU, EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
 from nereus.transition.classes import layouts_of
@@ -29,15 +29,18 @@ def _add(used: Counter[int], units: Iterable[EMU], schema: StateSchema) -> None:
 
 
 def peak_bytes(
-    dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], other_bytes: Mapping[int, int] | None = None
+    dag: TransitionDAG,
+    schemas: Mapping[ModelStage, StateSchema],
+    other_bytes: Mapping[int, int] | None = None,
+    buffer_bytes: int = 0,
 ) -> dict[int, int]:
-    """Device → the most it stores during the transition.
+    """Device → the most it stores during the transition, with `buffer_bytes` while it receives what it has allocated.
 
     Every device runs its primitives in the listed order, so its level is exact whatever runs elsewhere.
     """
     used = stored_bytes(dag.start, schemas, other_bytes)
     peak = dict(used)
-    for device, level in _levels(dag, used):
+    for device, level in _highest(dag, used, buffer_bytes).items():
         peak[device] = max(peak.get(device, 0), level)
     return peak
 
@@ -47,16 +50,15 @@ def fit(
     schemas: Mapping[ModelStage, StateSchema],
     capacity: Mapping[int, int],
     other_bytes: Mapping[int, int] | None = None,
+    buffer_bytes: int = 0,
 ) -> dict[int, int]:
     """The peaks of `dag`. Raises InfeasibleError when an acquisition would pass a device's capacity.
 
     A device that `capacity` leaves out has no limit.
     """
-    missing: dict[int, int] = {}
-    for device, level in _levels(dag, stored_bytes(dag.start, schemas, other_bytes)):
-        over = level - capacity.get(device, level)
-        if over > missing.get(device, 0):
-            missing[device] = over
+    peak = stored_bytes(dag.start, schemas, other_bytes)
+    highest = _highest(dag, dict(peak), buffer_bytes)
+    missing = {d: level - capacity[d] for d, level in highest.items() if d in capacity and level > capacity[d]}
     if missing:
         device = max(missing, key=lambda d: (missing[d], -d))
         raise InfeasibleError(
@@ -64,12 +66,19 @@ def fit(
             f"{missing[device]:,} more than its capacity of {capacity[device]:,}",
             missing,
         )
-    return peak_bytes(dag, schemas, other_bytes)
+    for device, level in highest.items():
+        peak[device] = max(peak[device], level)
+    return dict(peak)
 
 
-def _levels(dag: TransitionDAG, used: Counter[int]) -> Iterator[tuple[int, int]]:
-    """(device, bytes in use) after each acquisition that allocates something; updates `used`."""
+def _highest(dag: TransitionDAG, used: dict[int, int], buffer_bytes: int) -> dict[int, int]:
+    """Device → its highest level right after it has allocated something; `used` ends as the level after all."""
+    highest: dict[int, int] = {}
     for primitive in dag.primitives:
-        used.update(primitive.acquires)
-        yield from ((device, used[device]) for device, wanted in primitive.acquires.items() if wanted)
-        used.subtract(primitive.releases)
+        for device, wanted in primitive.acquires.items():
+            level = used[device] = used.get(device, 0) + wanted
+            if wanted and level + buffer_bytes > highest.get(device, 0):
+                highest[device] = level + buffer_bytes
+        for device, freed in primitive.releases.items():
+            used[device] -= freed
+    return highest

@@ -128,9 +128,12 @@ def _carrier(group: Sequence[Primitive], held: frozenset[int], source: int, targ
     raise TransitionError(f"no {wanted.__name__} of group {group[0].group} builds on device {target}")
 
 
-def local_copies(schema: StateSchema, old: EMU, new: EMU, device: int) -> tuple[Move, ...]:
-    """What `device` copies from its old position into newly allocated tensors of its new one (aliased ones not)."""
-    shared = aliased(schema, old, new, device)
+def local_copies(schema: StateSchema, old: EMU, new: EMU, device: int, staged: bool = False) -> tuple[Move, ...]:
+    """What `device` copies from its old position into newly allocated tensors of its new one (aliased ones not).
+
+    Of a `staged` position, which lies in host memory, everything is copied.
+    """
+    shared = frozenset[str]() if staged else aliased(schema, old, new, device)
     before = {tensor.name: (start, stop) for tensor, start, stop in schema.held(old, device)}
     moves: list[Move] = []
     for tensor, start, stop in schema.held(new, device):

@@ -2,192 +2,157 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nereus.core import (
+    EMU,
     Destroy,
     Edge,
     EdgeKind,
     EMUSet,
     InfeasibleError,
     ModelStage,
+    Offload,
     Primitive,
-    StateSchema,
     TransitionDAG,
 )
-from nereus.transition.decompose import LocalDAG
-from nereus.transition.fit import stored_bytes
+from nereus.transition.bound import bound_bytes
+from nereus.transition.decompose import Build, LocalDAG
+from nereus.transition.holders import Site
+from nereus.transition.room import Room, Step
+from nereus.transition.run import Rule, Run, Stuck
+from nereus.transition.steps import primitives
+
+RULES = (Rule(), Rule(longest_first=True), Rule(patient=True), Rule(longest_first=True, patient=True))
+"""Tried in turn until one meets the lower bound; the shortest order wins."""
+TRIED_GROUPS = 400
+"""Beyond so many commit groups in all, no further rule is tried: planning time grows with both."""
 
 
 class BlockedError(InfeasibleError):
-    """No order exists: `waiting` are the steps that remain, none of which can start."""
-
-    def __init__(self, message: str, short_bytes: Mapping[int, int], waiting: tuple[Primitive, ...]) -> None:
-        super().__init__(message, short_bytes)
-        self.waiting = waiting
+    """No group can start any more, and no unit can leave to make room."""
 
 
-@dataclass(slots=True)
-class _Item:
-    """What is ordered: a commit group or one Destroy."""
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A way that is known to fit, to be gone before everything else: units that leave at once, units that go to host
+    memory, then groups one after another. A group is named by its model-stage and the devices it builds on.
+    """
 
-    steps: tuple[Primitive, ...]
-    before: set[int] = field(default_factory=set)
-    """Indices of the items it waits for directly."""
+    unread: tuple[EMU, ...]
+    offloaded: tuple[EMU, ...]
+    groups: tuple[tuple[ModelStage, frozenset[int]], ...]
 
-    @property
-    def releases(self) -> bool:
-        return isinstance(self.steps[0], Destroy)
 
-    @property
-    def stage_order(self) -> tuple[int, str]:
-        return self.steps[0].model_stage.sort_key
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by device: in use at the start, the most that may be, and what of the use is no unit's.
 
-    @property
-    def acquires(self) -> Counter[int]:
-        total: Counter[int] = Counter()
-        for step in self.steps:
-            total.update(step.acquires)
-        return total
+    `buffer_bytes` must be free on each device that receives.
+    """
+
+    used: Mapping[int, int]
+    capacity: Mapping[int, int]
+    other: Mapping[int, int]
+    buffer_bytes: int = 0
 
 
 def schedule(
     start: EMUSet,
     goal: EMUSet,
     locals_: Sequence[LocalDAG],
-    schemas: Mapping[ModelStage, StateSchema],
-    capacity: Mapping[int, int],
-    other_bytes: Mapping[int, int] | None = None,
+    memory: Memory,
+    site: Site | None = None,
+    lead: Lead | None = None,
+    least: float | None = None,
 ) -> TransitionDAG:
-    """The global DAG, its primitives in execution order: release before acquire, then stage order.
+    """The global DAG, its primitives in execution order, the shortest found, and `least` that any order takes.
 
-    Memory is `capacity` less `other_bytes`; a device that `capacity` leaves out has no limit. An acquisition that
-    fits only after a Destroy gets an edge from it. When stage order ends in a dead end, groups that free the most on
-    commit go first. Raises BlockedError when neither order works.
+    Release before acquire, then stage order; an acquisition that fits only after a Destroy or Offload gets an edge
+    from it. Raises BlockedError when that leads to a dead end, which does not mean that there is no order.
     """
-    items = _items(locals_)
-    edges = tuple(edge for local in locals_ for edge in local.edges)
-    used = stored_bytes(start, schemas, other_bytes)
-    by_stage = sorted(range(len(items)), key=lambda index: (items[index].stage_order, index))
-    try:
-        order, more = _Run(items, used, capacity, by_stage).order()
-    except BlockedError:
-        freed = _freed(items)
-        by_gain = sorted(by_stage, key=lambda index: -freed[index])
-        order, more = _Run(items, used, capacity, by_gain).order()
-    steps = tuple(step for index in order for step in items[index].steps)
-    return TransitionDAG(start, goal, steps, (*edges, *more))
+    site = site or Site()
+    least = bound_bytes(locals_, memory.used, memory.capacity) if least is None else least
+    best: Run | None = None
+    budget = TRIED_GROUPS
+    for rule in RULES:
+        tried = _attempt(locals_, memory, site, rule, lead)
+        if isinstance(tried, BlockedError):
+            if best is None and rule is RULES[-1]:
+                raise tried
+        elif best is None or tried.span_bytes < best.span_bytes:
+            best = tried
+        budget -= sum(len(local.builds) for local in locals_)
+        if best is not None and (budget < 0 or best.span_bytes <= least):
+            break
+    assert best is not None
+    return _dag(start, goal, best, round(least))
 
 
-def _items(locals_: Iterable[LocalDAG]) -> list[_Item]:
-    items: list[_Item] = []
+def _attempt(
+    locals_: Sequence[LocalDAG], memory: Memory, site: Site, rule: Rule, lead: Lead | None
+) -> Run | BlockedError:
+    fresh = [local.copy() for local in locals_]
+    builds = [build for local in fresh for build in local.builds]
+    room = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
+    run = Run(fresh, room, site, rule)
+    if lead is not None:
+        named = {(build.goals[0].model_stage, frozenset(build.acquires)): build for build in builds}
+        run.lead(lead.unread, lead.offloaded, [named[group] for group in lead.groups])
+    stuck = run.walk()
+    return run if stuck is None else _blocked(stuck, memory)
+
+
+def _blocked(stuck: Stuck, memory: Memory) -> BlockedError:
+    device, short = max(stuck.short_bytes.items(), key=lambda entry: entry[1])
+    return BlockedError(
+        f"{stuck.build.name} cannot start: device {device} is {short:,} bytes short of its capacity of "
+        f"{memory.capacity[device]:,}, and no unit on it can be destroyed before",
+        stuck.short_bytes,
+    )
+
+
+def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
+    """Primitives and edges of an order."""
+    made: list[Primitive] = []
     edges: list[Edge] = []
-    for local in locals_:
-        items.extend(_Item(group) for group in local.groups)
-        items.extend(_Item((destroy,)) for destroy in local.destroys)
-        edges.extend(local.edges)
-    owner = {step.id: index for index, item in enumerate(items) for step in item.steps}
-    for edge in edges:
-        if owner[edge.earlier] != owner[edge.later]:
-            items[owner[edge.later]].before.add(owner[edge.earlier])
-    return items
+    last: dict[int, tuple[Primitive, ...]] = {}
+    """id of a step → its primitives."""
+    destroys = run.destroy_names()
+    for step in run.order:
+        steps, inner = _primitives(step, run, destroys)
+        last[id(step)] = steps
+        made.extend(steps)
+        edges.extend(inner)
+        edges.extend(_waits(step, steps, run, last))
+    return TransitionDAG(start, goal, tuple(made), tuple(edges), run.site.node_of, round(run.span_bytes), bound)
 
 
-def _freed(items: Sequence[_Item]) -> list[int]:
-    """Per item the bytes that destroys waiting for it alone will free, less what it acquires."""
-    gain = [-sum(item.acquires.values()) for item in items]
-    for item in items:
-        if item.releases and len(item.before) == 1:
-            gain[next(iter(item.before))] += sum(item.steps[0].releases.values())
-    return gain
+def _primitives(step: Step, run: Run, names: Mapping[EMU, str]) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
+    if step.build is not None:
+        return primitives(step.build, run.sub(step.build))
+    assert step.holder is not None
+    unit = step.holder.unit
+    if step.offload:
+        name = names[unit].replace("/destroy", "/offload")
+        return (Offload(name, (unit,), (), name, releases=step.releases, hosts=step.releases),), ()
+    return (Destroy(names[unit], (unit,), (), names[unit], releases=step.releases),), ()
 
 
-class _Run:
-    """One greedy pass over the items."""
-
-    def __init__(
-        self, items: Sequence[_Item], used: Mapping[int, int], capacity: Mapping[int, int], waiting: Sequence[int]
-    ) -> None:
-        self._items = items
-        self._used = Counter(used)
-        self._capacity = capacity
-        self._waiting = list(waiting)
-        self._done: dict[int, None] = {}
-        self._before = [set(item.before) for item in items]
-        self._ancestors: dict[int, set[int]] = {}
-        self._acquired: Counter[int] = Counter()
-        self._start = Counter(used)
-        self._releasers: dict[int, list[int]] = defaultdict(list)
-        self._edges: list[Edge] = []
-
-    def order(self) -> tuple[list[int], list[Edge]]:
-        """Item indices in execution order, and the RESOURCE edges they need."""
-        while self._waiting:
-            ready = [index for index in self._waiting if self._before[index] <= self._done.keys()]
-            chosen = next((i for i in ready if self._items[i].releases), None)
-            if chosen is None:
-                chosen = next((i for i in ready if not self._short(i)), None)
-            if chosen is None:
-                raise self._blocked(ready)
-            self._take(chosen)
-            self._waiting.remove(chosen)
-        return list(self._done), self._edges
-
-    def _short(self, index: int) -> dict[int, int]:
-        """Device → bytes missing for an acquiring item now."""
-        missing: dict[int, int] = {}
-        for device, wanted in self._items[index].acquires.items():
-            over = self._used[device] + wanted - self._capacity.get(device, self._used[device] + wanted)
-            if wanted and over > 0:
-                missing[device] = over
-        return missing
-
-    def _take(self, index: int) -> None:
-        item = self._items[index]
-        for device, wanted in item.acquires.items():
-            self._wait_for_releases(index, device, wanted)
-        self._used.update(item.acquires)
-        self._acquired.update(item.acquires)
-        for device, released in item.steps[0].releases.items() if item.releases else ():
-            self._used[device] -= released
-            self._releasers[device].append(index)
-        self._ancestors[index] = self._reach(index)
-        self._done[index] = None
-
-    def _reach(self, index: int) -> set[int]:
-        return self._before[index].union(*(self._ancestors[earlier] for earlier in self._before[index]))
-
-    def _wait_for_releases(self, index: int, device: int, wanted: int) -> None:
-        """Add edges from destroys on `device` until what surely happened before leaves room for `wanted`."""
-        limit = self._capacity.get(device)
-        if limit is None or not wanted:
-            return
-        reach = self._reach(index)
-        level = self._start[device] + self._acquired[device] + wanted
-        level -= sum(self._released(i, device) for i in self._releasers[device] if i in reach)
-        for releaser in self._releasers[device]:
-            if level <= limit:
-                return
-            if releaser not in reach:
-                level -= self._released(releaser, device)
-                self._before[index].add(releaser)
-                earlier = self._items[releaser].steps[0].id
-                for step in self._items[index].steps:
-                    if device in step.acquires:
-                        self._edges.append(Edge(earlier, step.id, EdgeKind.RESOURCE))
-
-    def _released(self, index: int, device: int) -> int:
-        return self._items[index].steps[0].releases.get(device, 0)
-
-    def _blocked(self, ready: Sequence[int]) -> BlockedError:
-        missing = self._short(ready[0])
-        device, short = max(missing.items(), key=lambda entry: entry[1])
-        step = self._items[ready[0]].steps[0]
-        return BlockedError(
-            f"{step.group} cannot start: device {device} is {short:,} bytes short of its capacity of "
-            f"{self._capacity[device]:,}, and no unit on it can be destroyed before",
-            missing,
-            tuple(step for index in self._waiting for step in self._items[index].steps),
-        )
+def _waits(
+    step: Step, steps: Sequence[Primitive], run: Run, last: Mapping[int, tuple[Primitive, ...]]
+) -> Iterable[Edge]:
+    """Edges from other steps: what it reads and who has read it, memory, and the copy that makes a Destroy safe."""
+    makers = {id(run.steps[id(holder.maker)]): None for holder in step.sources if holder.maker is not None}
+    for maker in makers:
+        yield from (Edge(last[maker][-1].id, each.id, EdgeKind.STATE) for each in steps)
+    reading: Iterable[Build] = step.holder.groups if step.holder is not None and not step.offload else ()
+    for build in reading:
+        yield from (Edge(each.id, steps[0].id, EdgeKind.STATE) for each in last[id(run.steps[id(build)])])
+    for other, devices in step.after.values():
+        for each in steps:
+            if not devices:
+                yield Edge(last[id(other)][-1].id, each.id, EdgeKind.STATE)
+            elif any(device in each.acquires for device in devices):
+                yield Edge(last[id(other)][-1].id, each.id, EdgeKind.RESOURCE)

@@ -22,6 +22,7 @@ from nereus.core import (
     Kind,
     ModelStage,
     Move,
+    Offload,
     OutOfMemoryError,
     Primitive,
     StateSchema,
@@ -39,9 +40,10 @@ NUMPY_DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16":
 
 @dataclass(slots=True)
 class World:
-    """What all ranks hold: (device, unit) → local shards."""
+    """What all ranks hold: (device, unit) → local shards; those in `staged` lie in host memory."""
 
     positions: dict[tuple[int, EMU], Shards] = field(default_factory=dict)
+    staged: set[tuple[int, EMU]] = field(default_factory=set)
 
     @property
     def units(self) -> EMUSet:
@@ -53,8 +55,8 @@ class World:
         """Bytes of the distinct arrays on a device: one taken over by a new position counts once."""
         arrays = {
             id(array): array.nbytes
-            for (where, _), shards in self.positions.items()
-            if where == device
+            for (where, unit), shards in self.positions.items()
+            if where == device and (where, unit) not in self.staged
             for array in shards.values()
         }
         return sum(arrays.values())
@@ -122,6 +124,9 @@ class _Run:
         if isinstance(primitive, Destroy):
             self._destroy(primitive)
             return
+        if isinstance(primitive, Offload):
+            self._offload(primitive)
+            return
         group = self._groups[primitive.group]
         with self._frozen(group.sources):
             for device in sorted(primitive.devices & group.builds.keys() - group.allocated):
@@ -150,7 +155,8 @@ class _Run:
     def _allocate(self, device: int, group: _Group) -> None:
         """Take over what stays as it is, allocate the rest, and copy what is already on the device."""
         goal, source, schema = group.builds[device], group.reads.get(device), group.schema
-        shared = frozenset[str]() if source is None else aliased(schema, source, goal, device)
+        staged = (device, source) in self._world.staged
+        shared = frozenset[str]() if source is None or staged else aliased(schema, source, goal, device)
         _, rank = goal.position(device)
         shards: Shards = {}
         for tensor, _, _ in schema.held(goal, device):
@@ -164,7 +170,7 @@ class _Run:
         self._admit(device, goal, shards)
         group.allocated.add(device)
         if source is not None:
-            for move in local_copies(schema, source, goal, device):
+            for move in local_copies(schema, source, goal, device, staged):
                 self._write(move, device, group)
 
     def _admit(self, device: int, goal: EMU, shards: Shards) -> None:
@@ -203,6 +209,20 @@ class _Run:
                 raise TransitionError(f"{destroy.id} runs before {name}, which reads its unit, has committed")
         for device in unit.devices:
             del self._world.positions[device, unit]
+            self._world.staged.discard((device, unit))
+
+    def _offload(self, offload: Offload) -> None:
+        """Copies in "host memory": equal arrays of their own, which no later position can take over."""
+        unit = offload.sources[0]
+        for device in unit.devices:
+            shards = self._world.positions[device, unit]
+            size = sum(array.nbytes for array in shards.values())
+            if size != offload.hosts[device]:
+                raise TransitionError(
+                    f"{offload.id}: device {device} holds {size} bytes, {offload.hosts[device]} planned"
+                )
+            self._world.positions[device, unit] = {key: array.copy() for key, array in shards.items()}
+            self._world.staged.add((device, unit))
 
 
 def _slices(dim: int, start: int, stop: int) -> tuple[slice, ...]:

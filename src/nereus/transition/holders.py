@@ -1,0 +1,129 @@
+"""Whole units of one model-stage during a transition, and which of them is free to be read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from nereus.core import EMU
+from nereus.transition.decompose import Build, LocalDAG
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A whole unit. `maker` built it in this transition; `groups` read it, `pending` of them have not committed."""
+
+    unit: EMU
+    goes: bool = False
+    maker: Build | None = None
+    groups: list[Build] = field(default_factory=list)
+    pending: int = 0
+    gone: bool = False
+    offloaded: bool = False
+    queued: bool = False
+    """Whether it is among those believed to be free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Nodes of devices; what crosses nodes takes `far` times as long. Devices without a node are all near."""
+
+    node_of: Mapping[int, int] = field(default_factory=dict)
+    far: float = 1.0
+
+    def node(self, unit: EMU) -> int:
+        """Where its first device is."""
+        return self.node_of.get(unit.devices[0], -1) if self.node_of else -1
+
+    def duration(self, build: Build, sources: tuple[Holder, ...]) -> float:
+        """Bytes that the busiest device sends or receives, `far` times as many where nodes are crossed."""
+        sending = sum(len(holder.unit.devices) for holder in sources)
+        busiest = max(build.received_bytes, build.moved_bytes / sending)
+        if self.far > 1 and busiest:
+            units = (*build.goals, *(holder.unit for holder in sources))
+            nodes = {self.node_of.get(device, -1) for unit in units for device in unit.devices}
+            return busiest * self.far if len(nodes) > 1 else busiest
+        return busiest
+
+
+class Part:
+    """How far one model-stage has come."""
+
+    def __init__(self, local: LocalDAG, site: Site) -> None:
+        self.local = local
+        self.holders = {unit: Holder(unit) for unit in local.kept}
+        self.holders |= {unit: Holder(unit, goes=True) for unit in local.left}
+        self.open = 0
+        """Groups without fixed sources that have not started."""
+        for build in local.builds:
+            self.open += not build.sources
+            for unit in build.sources:
+                self.holders[unit].groups.append(build)
+                self.holders[unit].pending += 1
+        self.alive = len(self.holders)
+        self.settled: Build | None = None
+        """The first group that committed."""
+        self.starved: list[Build] = []
+        self._site = site
+        self._coming: dict[int, float] = {}
+        """Node → when a unit on it becomes free next."""
+        self._idle: tuple[dict[int, deque[Holder]], dict[int, deque[Holder]]] = ({}, {})
+        """Units of the start, and units built in this transition: node → those believed to be free."""
+        for holder in self.holders.values():
+            self.free(holder)
+
+    def free(self, holder: Holder) -> None:
+        """`holder` may be read again."""
+        if holder.queued or not self.open:
+            return
+        holder.queued = True
+        idle = self._idle[holder.maker is not None]
+        idle.setdefault(self._site.node(holder.unit), deque()).append(holder)
+
+    def start_is_left(self) -> bool:
+        """Whether a unit of the start is still there, to be a copy."""
+        return bool(self.local.kept) or any(not self.holders[unit].gone for unit in self.local.left)
+
+    def take(self, build: Build, busy: Set[int], resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
+        """What `build` reads: a unit on its node before others, one of the start before a new one.
+
+        More than one when a unit has fewer devices than are to be built, as far as no other group needs them. Units
+        that turn out to be busy go to `resting`, each with a device that keeps it so.
+        """
+        node = self._site.node(build.goals[0])
+        found: list[Holder] = []
+        wanted = len(build.acquires)
+        for idle in self._idle:
+            while idle and wanted > 0:
+                at = node if node in idle else next(iter(idle))
+                holder = idle[at].popleft()
+                if not idle[at]:
+                    del idle[at]
+                holder.queued = False
+                if holder.gone:
+                    continue
+                if busy.isdisjoint(holder.unit.devices):
+                    found.append(holder)
+                    wanted -= len(holder.unit.devices)
+                    if len(found) * self.open >= self.alive:
+                        return tuple(found)
+                else:
+                    resting.append((next(device for device in holder.unit.devices if device in busy), holder))
+        return tuple(found)
+
+    def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
+        """What `build` reads and makes becomes free at `end`."""
+        if self._site.far > 1:
+            for unit in (*build.goals, *(holder.unit for holder in sources)):
+                node = self._site.node(unit)
+                known = self._coming.get(node, now)
+                self._coming[node] = min(known, end) if known > now else end
+
+    def worth_waiting(self, build: Build, now: float) -> bool:
+        """Whether a unit on the node of `build` that is in use now ends it sooner than one from elsewhere."""
+        node = self._site.node(build.goals[0])
+        if any(node in idle for idle in self._idle):
+            return False
+        end = self._coming.get(node, 0.0)
+        return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes

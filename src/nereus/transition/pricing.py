@@ -1,0 +1,77 @@
+"""Bytes that building a goal unit costs its devices, from what they hold; units alike in both are priced once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nereus.core import EMU, Layout, StateSchema
+from nereus.transition.classes import layouts_of
+from nereus.transition.sizes import Position, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """`acquired` and `kept` per position: newly allocated bytes, and bytes of storage taken over from the old one.
+
+    `received_bytes` is the most that one position lacks, `moved_bytes` what all lack together.
+    """
+
+    acquired: tuple[int, ...]
+    kept: tuple[int, ...]
+    received_bytes: int
+    moved_bytes: int
+
+
+class Pricing:
+    """Prices of the goal units of one model-stage. A device that holds nothing readable acquires all and lacks all."""
+
+    def __init__(self, schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU], readable: Iterable[EMU]) -> None:
+        layouts = layouts_of((*start, *goal))
+        self._sizes = Sizes(schema, layouts)
+        self._base: dict[Layout, int] = {}
+        self._positions: list[Position] = []
+        for layout in layouts:
+            self._base[layout] = len(self._positions)
+            self._positions.extend((layout, index) for index in range(layout.size))
+        self._held: dict[int, int] = {}
+        for unit in readable:
+            base = self._base[unit.layout]
+            self._held.update(zip(unit.devices, range(base, base + len(unit.devices)), strict=True))
+        self._prices: dict[tuple[int, tuple[int | None, ...]], Price] = {}
+        self._stored: dict[Layout, tuple[int, ...]] = {}
+
+    def price(self, goal: EMU) -> Price:
+        """What `goal` costs on its devices."""
+        key = (self._base[goal.layout], tuple(map(self._held.get, goal.devices)))
+        found = self._prices.get(key)
+        if found is None:
+            found = self._prices[key] = self._compute(goal.layout, key[1])
+        return found
+
+    def stored(self, layout: Layout) -> tuple[int, ...]:
+        """Bytes stored at each position of a layout."""
+        if layout not in self._stored:
+            self._stored[layout] = tuple(self._sizes.stored((layout, index)) for index in range(layout.size))
+        return self._stored[layout]
+
+    def forget(self, unit: EMU) -> None:
+        """Nothing is built from the positions of `unit` any more."""
+        for device in unit.devices:
+            self._held.pop(device, None)
+
+    def unit_bytes(self, layout: Layout) -> int:
+        """Bytes of the logical state in all positions of a unit, padding left out."""
+        return sum(self._sizes.owned((layout, index)) for index in range(layout.size))
+
+    def _compute(self, layout: Layout, held: Sequence[int | None]) -> Price:
+        acquired, kept, lacking = [], [], []
+        wanted = [(layout, index) for index in range(layout.size)]
+        old = [None if code is None else self._positions[code] for code in held]
+        overlaps = self._sizes.overlaps(old, wanted)
+        for index, (position, before) in enumerate(zip(wanted, old, strict=True)):
+            shared = 0 if before is None else self._sizes.shared(before, position)
+            acquired.append(self._sizes.stored(position) - shared)
+            kept.append(shared)
+            lacking.append(self._sizes.owned(position) - int(overlaps[index, index]))
+        return Price(tuple(acquired), tuple(kept), max(lacking), sum(lacking))

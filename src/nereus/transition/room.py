@@ -1,0 +1,109 @@
+"""Memory of the devices that could run short during a transition, and which releases an acquisition has to wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nereus.transition.decompose import Build
+from nereus.transition.holders import Holder
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One entry of an order: the commit group `build`, or else the Destroy (`offload`: the Offload) of `holder`.
+
+    `sources` are what a group reads. `after` are the steps it waits for besides: what frees the memory it needs (for a
+    group: with the devices concerned), or the group whose commit makes a Destroy's copy redundant.
+    """
+
+    build: Build | None = None
+    holder: Holder | None = None
+    offload: bool = False
+    sources: tuple[Holder, ...] = ()
+    releases: dict[int, int] = field(default_factory=dict)
+    after: dict[int, tuple[Step, list[int]]] = field(default_factory=dict)
+    """id of a step → it, and the devices."""
+
+    def wait_for(self, step: Step, device: int | None = None) -> None:
+        """Add a step to wait for, on account of a device."""
+        _, devices = self.after.setdefault(id(step), (step, []))
+        if device is not None:
+            devices.append(device)
+
+
+class Room:
+    """Levels of the devices whose capacity all acquisitions together could pass; the others are not looked at."""
+
+    def __init__(
+        self, used: Mapping[int, int], capacity: Mapping[int, int], builds: Iterable[Build], buffer_bytes: int = 0
+    ) -> None:
+        most = dict(used) if capacity else {}
+        for build in builds if capacity else ():
+            for device, wanted in build.acquires.items():
+                most[device] = most.get(device, 0) + wanted
+        self.capacity = {
+            device: capacity[device] - buffer_bytes
+            for device, level in most.items()
+            if device in capacity and level + buffer_bytes > capacity[device]
+        }
+        self._start = {device: used.get(device, 0) for device in self.capacity}
+        self._level = dict(self._start)
+        self._acquired: dict[int, int] = defaultdict(int)
+        self._releasers: dict[int, list[Step]] = defaultdict(list)
+
+    def short(self, build: Build) -> dict[int, int]:
+        """Device → bytes missing for a group now."""
+        if not self.capacity:
+            return {}
+        level, capacity = self._level, self.capacity
+        return {
+            device: over
+            for device, wanted in build.acquires.items()
+            if wanted and device in capacity and (over := level[device] + wanted - capacity[device]) > 0
+        }
+
+    def acquire(self, step: Step, steps: Mapping[int, Step]) -> None:
+        """Take what a group allocates. It waits for releases until what surely came before leaves room for it."""
+        build = step.build
+        if not self.capacity or build is None:
+            return
+        before: set[int] | None = None
+        for device, wanted in build.acquires.items():
+            limit = self.capacity.get(device)
+            if limit is None or not wanted:
+                continue
+            level = self._start[device] + self._acquired[device] + wanted
+            self._acquired[device] += wanted
+            self._level[device] += wanted
+            if level > limit:
+                before = ancestors(step, steps) if before is None else before
+                level -= sum(r.releases[device] for r in self._releasers[device] if id(r) in before)
+                for releaser in self._releasers[device]:
+                    if level > limit and id(releaser) not in before:
+                        level -= releaser.releases[device]
+                        step.wait_for(releaser, device)
+
+    def release(self, step: Step) -> None:
+        """Give back what a Destroy or an Offload frees."""
+        for device in self._level.keys() & step.releases.keys():
+            self._level[device] -= step.releases[device]
+            self._releasers[device].append(step)
+
+
+def ancestors(step: Step, steps: Mapping[int, Step]) -> set[int]:
+    """Ids of the steps that surely end before `step` starts; `steps` has the step of each build by its id."""
+    found: set[int] = set()
+    todo = [step]
+    while todo:
+        now = todo.pop()
+        makers = [holder.maker for holder in now.sources if holder.maker is not None]
+        reading = now.holder.groups if now.holder is not None and not now.offload else []
+        earlier = [other for other, _ in now.after.values()]
+        earlier.extend(steps[id(build)] for build in (*makers, *reading))
+        for other in earlier:
+            if id(other) not in found:
+                found.add(id(other))
+                todo.append(other)
+    return found

@@ -1,0 +1,274 @@
+"""Carries the steps of a transition out on paper: who reads whom, in which order, until when (paper §6.1, D6.4).
+
+The model: a group occupies the devices of its goal units and of what it reads, and takes as long as its busiest device
+sends or receives. Units that a group has built are read like any other, so new replicas forward. Releasing takes no
+time and goes before acquiring.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from nereus.core import EMU, Layout, ModelStage
+from nereus.transition.decompose import Build, LocalDAG
+from nereus.transition.holders import Holder, Part, Site
+from nereus.transition.room import Room, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Groups start in stage order, or the `longest_first`. A unit whose memory others wait for leaves as soon as there
+    is another copy; if `patient`, not before it has been read once when new replicas outnumber the other copies.
+    """
+
+    longest_first: bool = False
+    patient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """No step can start: the first group that waits, and the bytes it is short of by device."""
+
+    build: Build
+    short_bytes: Mapping[int, int]
+
+
+class Run:
+    """One pass. `order` and `span_bytes`, when the last step ends, are complete once `walk` has returned None."""
+
+    def __init__(self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule) -> None:
+        self.order: list[Step] = []
+        self.steps: dict[int, Step] = {}
+        self.span_bytes = 0.0
+        self.site = site
+        self._room, self._rule = room, rule
+        self._parts: dict[ModelStage, Part] = {local.model_stage: Part(local, site) for local in locals_}
+        self._busy: set[int] = set()
+        self._resting: dict[int, list[Build | Holder]] = defaultdict(list)
+        """Device → what waits until it is free."""
+        self._short: dict[int, list[Build]] = {}
+        """Device → groups that wait for memory on it."""
+        self._ready: list[tuple[float, int, Build]] = []
+        self._running: list[tuple[float, int, Build]] = []
+        self._rank: dict[int, tuple[float, int]] = {}
+        for index, build in enumerate(build for local in locals_ for build in local.builds):
+            self._rank[id(build)] = (-float(build.received_bytes) if rule.longest_first else 0.0, index)
+            self._queue(build)
+        self._leaving: dict[int, list[Holder]] = defaultdict(list)
+        """Device that may run short → units on it that go."""
+        for holder in (h for part in self._parts.values() for h in part.holders.values() if h.goes):
+            for device in room.capacity.keys() & holder.unit.devices if room.capacity else ():
+                self._leaving[device].append(holder)
+
+    def walk(self) -> Stuck | None:
+        """Everything, or as far as it goes."""
+        self._dismiss(holder for part in self._parts.values() for holder in part.holders.values())
+        while True:
+            while self._ready:
+                self._try(heappop(self._ready)[2])
+            if self._running:
+                self._commit(*heappop(self._running))
+                while self._running and self._running[0][0] <= self.span_bytes:
+                    self._commit(*heappop(self._running))
+            elif not self._short:
+                return None
+            elif not self._give_up_a_source():
+                build = min((b for waiting in self._short.values() for b in waiting), key=self._entry)
+                return Stuck(build, self._room.short(build))
+
+    def lead(self, unread: Iterable[EMU], offloaded: Iterable[EMU], way: Sequence[Build]) -> None:
+        """Go a known way first: `unread` leave, `offloaded` go to host memory, each group of `way` starts alone."""
+        for unit in unread:
+            self._destroy(self._parts[unit.model_stage].holders[unit])
+        for unit in offloaded:
+            self._offload(self._parts[unit.model_stage].holders[unit])
+        others = [entry for entry in self._ready if entry[2] not in way]
+        for build in way:
+            self._ready = []
+            self._try(build)
+            assert self._running, f"{build.name} cannot start, though the order was checked"
+            self._commit(*heappop(self._running))
+            for holder in [h for h in self._part(build).holders.values() if h.goes and not h.gone]:
+                if not self._leaving.keys().isdisjoint(holder.unit.devices):
+                    self._drop(holder)
+        self._ready = sorted(others)
+
+    def sub(self, build: Build) -> Layout:
+        """T_sub of the model-stage that a group builds."""
+        return self._part(build).local.sub
+
+    def destroy_names(self) -> dict[EMU, str]:
+        """Ids of the Destroys, by unit."""
+        return {
+            unit: f"{ms}/destroy{index}"
+            for ms, part in self._parts.items()
+            for index, unit in enumerate(part.local.left)
+        }
+
+    def _part(self, build: Build) -> Part:
+        return self._parts[build.goals[0].model_stage]
+
+    def _entry(self, build: Build) -> tuple[float, int, Build]:
+        return (*self._rank[id(build)], build)
+
+    def _queue(self, build: Build) -> None:
+        heappush(self._ready, self._entry(build))
+
+    def _try(self, build: Build) -> None:
+        """Start a group, or leave it with what it waits for."""
+        short = self._room.short(build)
+        if short:
+            self._dismiss([holder for device in short for holder in self._leaving.get(device, ())], wanted=True)
+            short = self._room.short(build)
+        if short:
+            self._short.setdefault(next(iter(short)), []).append(build)
+            return
+        part = self._part(build)
+        sources = tuple(part.holders[unit] for unit in build.sources)
+        devices = set(build.acquires).union(*(holder.unit.devices for holder in sources))
+        if not self._busy.isdisjoint(devices):
+            self._resting[next(device for device in devices if device in self._busy)].append(build)
+            return
+        if not sources:
+            sources = self._choose(part, build)
+            if not sources:
+                part.starved.append(build)
+                return
+            devices.update(*(holder.unit.devices for holder in sources))
+        self._start(build, sources, devices)
+
+    def _choose(self, part: Part, build: Build) -> tuple[Holder, ...]:
+        """Whole units for a group that may read any: as many as keep its devices busy, if others do not need them."""
+        if self.site.far > 1 and part.worth_waiting(build, self.span_bytes):
+            return ()
+        resting: list[tuple[int, Holder]] = []
+        found = part.take(build, self._busy, resting)
+        for device, holder in resting:
+            self._resting[device].append(holder)
+        return found
+
+    def _start(self, build: Build, sources: tuple[Holder, ...], devices: set[int]) -> None:
+        part = self._part(build)
+        step = self.steps[id(build)] = Step(build, sources=sources)
+        if not build.sources:
+            part.open -= 1
+            build.sources = tuple(holder.unit for holder in sources)
+            for holder in sources:
+                holder.groups.append(build)
+                holder.pending += 1
+            if not part.open:
+                self._dismiss(part.holders.values())
+        self._room.acquire(step, self.steps)
+        self.order.append(step)
+        self._busy |= devices
+        end = self.span_bytes + self.site.duration(build, sources)
+        part.announce(build, sources, self.span_bytes, end)
+        heappush(self._running, (end, self._rank[id(build)][1], build))
+
+    def _commit(self, end: float, _: int, build: Build) -> None:
+        """The goal units are whole; sources are free again; what nobody needs any more leaves."""
+        self.span_bytes = end
+        part, sources = self._part(build), self.steps[id(build)].sources
+        made = [Holder(goal, maker=build) for goal in build.goals]
+        part.holders.update((holder.unit, holder) for holder in made)
+        part.alive += len(made)
+        first, part.settled = part.settled is None, part.settled or build
+        devices = set(build.acquires).union(*(holder.unit.devices for holder in sources))
+        self._busy -= devices
+        for holder in sources:
+            holder.pending -= 1
+        for holder in (*sources, *made):
+            part.free(holder)
+        for device in self._resting.keys() & devices:
+            for waiting in self._resting.pop(device):
+                if isinstance(waiting, Holder):
+                    self._parts[waiting.unit.model_stage].free(waiting)
+                    self._feed(self._parts[waiting.unit.model_stage])
+                else:
+                    self._queue(waiting)
+        self._dismiss(part.holders.values() if first else sources)
+        self._feed(part)
+
+    def _feed(self, part: Part) -> None:
+        for build in part.starved:
+            self._queue(build)
+        part.starved = []
+
+    def _dismiss(self, holders: Iterable[Holder], wanted: bool = False) -> None:
+        """Destroy those that nobody has to read any more."""
+        for holder in list(holders):
+            if holder.goes and not holder.gone and not holder.pending:
+                part = self._parts[holder.unit.model_stage]
+                if part.alive > 1 and (not part.open or self._sooner(part, holder, wanted)):
+                    self._destroy(holder)
+
+    def _sooner(self, part: Part, holder: Holder, wanted: bool) -> bool:
+        """Whether a unit that new replicas could still be read from leaves for its memory."""
+        if not wanted and self._short.keys().isdisjoint(holder.unit.devices):
+            return False
+        return not self._rule.patient or bool(holder.groups) or part.alive > part.open
+
+    def _give_up_a_source(self) -> bool:
+        """When nothing can start: a unit that groups wait to read leaves, the one that frees most where it is short."""
+        best: tuple[int, Holder] | None = None
+        for build in sorted({id(b): b for w in self._short.values() for b in w}.values(), key=self._entry):
+            short = self._room.short(build)
+            for holder in dict.fromkeys(h for device in short for h in self._leaving.get(device, ()) if not h.gone):
+                releases = self._releases(holder, drop=True)
+                gain = sum(min(releases.get(device, 0), over) for device, over in short.items())
+                if self._parts[holder.unit.model_stage].alive > 1 and gain and (best is None or gain > best[0]):
+                    best = (gain, holder)
+            if best is not None:
+                self._drop(best[1])
+                return True
+        return False
+
+    def _drop(self, holder: Holder) -> None:
+        """No group that has not started reads the unit any more, and it leaves."""
+        part = self._parts[holder.unit.model_stage]
+        for build in [build for build in holder.groups if id(build) not in self.steps]:
+            part.local.drop(build, holder.unit)
+            holder.groups.remove(build)
+            if not build.sources:
+                part.open += 1
+                for other in part.holders.values():
+                    part.free(other)
+        holder.pending = 0
+        self._destroy(holder)
+
+    def _releases(self, holder: Holder, drop: bool = False) -> dict[int, int]:
+        """Bytes that its Destroy frees by device: storage that goal units have taken over stays."""
+        local, unit = self._parts[holder.unit.model_stage].local, holder.unit
+        if holder.offloaded:
+            return {}
+        found = dict(zip(unit.devices, local.pricing.stored(unit.layout), strict=True))
+        for build in holder.groups:
+            if not drop or id(build) in self.steps:
+                for device in build.kept_bytes.keys() & found.keys():
+                    found[device] -= build.kept_bytes[device]
+        return found
+
+    def _destroy(self, holder: Holder) -> None:
+        part = self._parts[holder.unit.model_stage]
+        step = Step(holder=holder, releases=self._releases(holder))
+        holder.gone = True
+        part.alive -= 1
+        if part.settled is not None and part.settled not in holder.groups and not part.start_is_left():
+            step.wait_for(self.steps[id(part.settled)])
+        self._free(step)
+
+    def _offload(self, holder: Holder) -> None:
+        step = Step(holder=holder, offload=True, releases=self._releases(holder))
+        holder.offloaded = True
+        self._free(step)
+
+    def _free(self, step: Step) -> None:
+        """Enter a Destroy or Offload; what waited for its memory is looked at again."""
+        self.order.append(step)
+        self._room.release(step)
+        for device in self._short.keys() & step.releases.keys():
+            for build in self._short.pop(device):
+                self._queue(build)
