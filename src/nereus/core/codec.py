@@ -26,7 +26,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {"type": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        given = {f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"type": type(value).__name__} | given
     if isinstance(value, Mapping):
         return {str(encode(key)): encode(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nereus.core.errors import SettingsError
@@ -30,6 +30,10 @@ class EMU:
         if len(set(self.devices)) != len(self.devices):
             raise SettingsError(f"unit of {self.model_stage}: a device appears twice in {self.devices}")
 
+    def __hash__(self) -> int:
+        # Units are told apart by their devices, almost always; plans have thousands.
+        return hash((self.model_stage.model, self.devices))
+
     def __str__(self) -> str:
         return f"{self.model_stage} {self.layout} on {list(self.devices)}"
 
@@ -55,22 +59,27 @@ class EMUSet:
     """
 
     units: tuple[EMU, ...]
+    _of: Mapping[ModelStage, tuple[EMU, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        seen: dict[tuple[ModelStage, int], EMU] = {}
+        found: dict[ModelStage, list[EMU]] = {}
+        last, own = None, list[EMU]()
         for unit in self.units:
-            for device in unit.devices:
-                other = seen.setdefault((unit.model_stage, device), unit)
-                if other is not unit:
-                    raise SettingsError(f"device {device} is in two units of {unit.model_stage}: {other}; {unit}")
+            if unit.model_stage is not last:  # most follow one of their own
+                last = unit.model_stage
+                own = found.setdefault(last, [])
+            own.append(unit)
+        for units in found.values():
+            _check_apart(units)
+        ordered = {ms: tuple(sorted(units, key=_first_device)) for ms, units in found.items()}
+        object.__setattr__(self, "_of", ordered)
 
     def __iter__(self) -> Iterator[EMU]:
         return iter(self.units)
 
     def of(self, model_stage: ModelStage) -> tuple[EMU, ...]:
         """The units of one model-stage, ordered by first device (the order of batch shares, D5.8)."""
-        found = (unit for unit in self.units if unit.model_stage == model_stage)
-        return tuple(sorted(found, key=lambda unit: unit.devices[0]))
+        return self._of.get(model_stage, ())
 
     def on(self, device: int) -> tuple[EMU, ...]:
         """The units that hold a position on `device`."""
@@ -83,12 +92,28 @@ class EMUSet:
     @property
     def model_stages(self) -> tuple[ModelStage, ...]:
         """The model-stages present, in stage order."""
-        return tuple(sorted({unit.model_stage for unit in self.units}, key=lambda ms: ms.sort_key))
+        return tuple(sorted(self._of, key=lambda ms: ms.sort_key))
 
     @property
     def devices(self) -> frozenset[int]:
         """Every device in use."""
         return frozenset(device for unit in self.units for device in unit.devices)
+
+
+def _first_device(unit: EMU) -> int:
+    return unit.devices[0]
+
+
+def _check_apart(units: Sequence[EMU]) -> None:
+    """Units of one model-stage share no device."""
+    devices = [device for unit in units for device in unit.devices]
+    if len(set(devices)) < len(devices):
+        seen: dict[int, EMU] = {}
+        for unit in units:
+            for device in unit.devices:
+                other = seen.setdefault(device, unit)
+                if other is not unit:
+                    raise SettingsError(f"device {device} is in two units of {unit.model_stage}: {other}; {unit}")
 
 
 def expand(plan: Plan) -> EMUSet:

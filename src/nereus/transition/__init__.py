@@ -4,15 +4,14 @@ from nereus.transition.compile import compile, connect
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.estimate import (
     Span,
-    composed_bytes,
     critical_path,
     estimate,
-    minimum_bytes,
     on_links,
     timeline,
     traffic,
 )
 from nereus.transition.fit import fit, peak_bytes, stored_bytes
+from nereus.transition.minimum import composed_bytes, minimum_bytes
 from nereus.transition.place import place
 from nereus.transition.routes import (
     alias_source,

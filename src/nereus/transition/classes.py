@@ -5,10 +5,11 @@ The 30 identical layers of a model collapse to a handful of classes, so planning
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nereus.core import EMU, Layout, StateSchema, TensorSpec, Where
+from nereus.core import EMU, Layout, StateSchema, TensorSpec
+from nereus.transition.profile import PerSchema, end_ranks, profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +47,57 @@ class TensorClass:
         }
 
 
+class _Classes:
+    """The classes of one schema, found once for each set of layouts."""
+
+    def __init__(self, schema: StateSchema) -> None:
+        self._profile = profile_of(schema)
+        self._found: dict[tuple[Layout, ...], tuple[TensorClass, ...]] = {}
+
+    def of(self, layouts: tuple[Layout, ...]) -> tuple[TensorClass, ...]:
+        """The classes for distinct layouts."""
+        if layouts not in self._found:
+            self._found[layouts] = tuple(self._make(layouts))
+        return self._found[layouts]
+
+    def _make(self, layouts: tuple[Layout, ...]) -> Iterator[TensorClass]:
+        profile = self._profile
+        ranks = [profile.ranks(layout).tolist() for layout in layouts]
+        runs = list(zip(*ranks, strict=True)) if ranks else [()] * len(profile.type_of)
+        """Layer → the pp rank that holds it in each layout."""
+        for tensors in profile.tensors:
+            if tensors[0].layer is None:
+                held = {layout: end_ranks(tensors[0].where, layout.pp) for layout in layouts}
+                yield TensorClass(tensors, held)
+                continue
+            alike: dict[tuple[int, ...], list[TensorSpec]] = {}
+            for tensor in tensors:
+                alike.setdefault(runs[tensor.layer or 0], []).append(tensor)
+            for run, members in alike.items():
+                held = {layout: (rank,) for layout, rank in zip(layouts, run, strict=True)}
+                yield TensorClass(tuple(members), held)
+
+
+_classes_of = PerSchema(_Classes)
+
+
 def classes(schema: StateSchema, layouts: Collection[Layout]) -> tuple[TensorClass, ...]:
-    """The tensors of `schema` grouped by what `layouts` make of them, in order of first appearance."""
-    distinct = tuple(dict.fromkeys(layouts))
-    of_layer = [_layer_ranks(layout, schema.layers) for layout in distinct]
-    found: dict[object, list[TensorSpec]] = {}
-    ranks: dict[object, tuple[tuple[int, ...], ...]] = {}
-    for tensor in schema.tensors:
-        if tensor.layer is None:
-            place = tuple(_end_ranks(tensor.where, layout.pp) for layout in distinct)
-        else:
-            place = tuple(by_layer[tensor.layer] for by_layer in of_layer)
-        key = (place, tensor.shape, tensor.cut)
-        found.setdefault(key, []).append(tensor)
-        ranks[key] = place
-    return tuple(
-        TensorClass(tuple(tensors), dict(zip(distinct, ranks[key], strict=True))) for key, tensors in found.items()
-    )
+    """The tensors of `schema` grouped by what `layouts` make of them."""
+    return _classes_of(schema).of(tuple(dict.fromkeys(layouts)))
+
+
+def by_layout(units: Iterable[EMU]) -> dict[Layout, list[EMU]]:
+    """The units of each layout, in order of first appearance."""
+    found: dict[Layout, list[EMU]] = {}
+    last, own = None, list[EMU]()
+    for unit in units:
+        if unit.layout is not last:  # most follow one of their own
+            last = unit.layout
+            own = found.setdefault(last, [])
+        own.append(unit)
+    return found
 
 
 def layouts_of(units: Iterable[EMU]) -> tuple[Layout, ...]:
     """The distinct layouts of `units`, in order."""
-    return tuple(dict.fromkeys(unit.layout for unit in units))
-
-
-def _layer_ranks(layout: Layout, layers: int) -> list[tuple[int, ...]]:
-    ranks: list[tuple[int, ...]] = []
-    for pp_rank in range(layout.pp):
-        ranks.extend([(pp_rank,)] * len(layout.layers_of(pp_rank, layers)))
-    return ranks
-
-
-def _end_ranks(where: Where, pp: int) -> tuple[int, ...]:
-    ends = {Where.FIRST: (0,), Where.LAST: (pp - 1,), Where.BOTH_ENDS: (0, pp - 1)}[where]
-    return tuple(dict.fromkeys(ends))
+    return tuple(by_layout(units))

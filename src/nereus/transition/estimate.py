@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import gcd
-
-from scipy.optimize import linear_sum_assignment
 
 from nereus.core import (
-    EMU,
     Calibration,
     Cluster,
     Destroy,
-    Layout,
     ModelStage,
     Primitive,
     StateSchema,
     TransitionDAG,
     TransitionEstimate,
 )
-from nereus.transition.classes import layouts_of
 from nereus.transition.fit import peak_bytes
 from nereus.transition.flows import Flow
+from nereus.transition.minimum import composed_bytes, minimum_bytes
 from nereus.transition.routes import flows_of
-from nereus.transition.sizes import Sizes, position
 
 PRIMITIVE_S = 2e-3
 """Command and commit round trip of one primitive."""
@@ -138,31 +132,3 @@ def critical_path(spans: Mapping[str, Span]) -> tuple[str, ...]:
 
 def _joining(primitive: Primitive, seen: Mapping[int, str]) -> int:
     return 0 if isinstance(primitive, Destroy) else sum(device not in seen for device in primitive.devices)
-
-
-def minimum_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
-    """M*: bytes that must arrive when each device takes the position it already holds most of."""
-    sizes = Sizes(schema, layouts_of((*start, *goal)))
-    at = {device: position(unit, device) for unit in start for device in unit.devices}
-    places = [(unit.layout, index) for unit in goal for index in range(unit.layout.size)]
-    devices = [device for unit in goal for device in unit.devices]
-    kept = sizes.overlaps([at.get(device) for device in devices], places)
-    rows, columns = linear_sum_assignment(kept, maximize=True)
-    return sum(sizes.owned(place) for place in places) - int(kept[rows, columns].sum())
-
-
-def composed_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
-    """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
-    for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
-    layouts = layouts_of((*start, *goal))
-    sub = Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
-    sizes = Sizes(schema, (*layouts, sub))
-    copy = _unit_bytes(sizes, sub)
-    split = sum(max(0, unit.layout.size // sub.size * copy - _unit_bytes(sizes, unit.layout)) for unit in start)
-    held = {device for unit in start for device in unit.devices}
-    new = {device for unit in goal for device in unit.devices} - held
-    return split + -(-len(new) // sub.size) * copy
-
-
-def _unit_bytes(sizes: Sizes, layout: Layout) -> int:
-    return sum(sizes.owned((layout, index)) for index in range(layout.size))

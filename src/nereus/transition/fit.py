@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from nereus.core import EMU, EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
-from nereus.transition.classes import layouts_of
-from nereus.transition.sizes import Sizes, position
+from nereus.transition.classes import by_layout
+from nereus.transition.sizes import sizes_of
 
 
 def stored_bytes(
@@ -21,11 +21,12 @@ def stored_bytes(
 
 
 def _add(used: Counter[int], units: Iterable[EMU], schema: StateSchema) -> None:
-    units = tuple(units)
-    sizes = Sizes(schema, layouts_of(units))
-    for unit in units:
-        for device in unit.devices:
-            used[device] += sizes.stored(position(unit, device))
+    sizes = sizes_of(schema)
+    for layout, alike in by_layout(units).items():
+        stored = sizes.stored(layout).tolist()
+        for unit in alike:
+            for device, size in zip(unit.devices, stored, strict=True):
+                used[device] = used.get(device, 0) + size
 
 
 def peak_bytes(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from itertools import cycle
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from nereus.core import EMU, EMUSet, Layout, ModelStage, Plan, StateSchema
-from nereus.transition.classes import layouts_of
-from nereus.transition.sizes import Position, Sizes
+from nereus.transition.classes import by_layout
+from nereus.transition.deal import deal
+from nereus.transition.profile import Ints
+from nereus.transition.sizes import sizes_of
 
-T = TypeVar("T")
 Slot = tuple[int, ...]
 """The devices that a plan names for one unit."""
-Place = tuple[int, int]
-"""(slot, index of a position in it)."""
-Held = tuple[Position | None, ...]
-"""What the devices of a node hold."""
-Wanted = tuple[int, ...]
-"""The positions that a plan puts on a node."""
-WINDOW = 256
-"""Up to so many nodes are dealt together; larger pools go in runs of neighbours."""
 
 
 def place(
@@ -45,7 +35,7 @@ def place(
         ms, layout = assignment.candidate.model_stage, assignment.candidate.layout
         existing = start.of(ms)
         if existing:
-            units.extend(_place_one(existing, layout, assignment.units, schemas[ms], node_of, kind_of or {}))
+            units.extend(_place_one(existing, layout, assignment.units, schemas[ms], node_of, kind_of))
         else:
             units.extend(EMU(ms, layout, devices) for devices in assignment.units)
     return EMUSet(tuple(units))
@@ -57,118 +47,55 @@ def _place_one(
     slots: Sequence[Slot],
     schema: StateSchema,
     node_of: Mapping[int, int] | None,
-    kind_of: Mapping[int, str],
+    kind_of: Mapping[int, str] | None,
 ) -> list[EMU]:
     kept = _kept(existing, layout, slots, node_of)
+    if len(kept) == len(slots):
+        return [kept[slot] for slot in range(len(slots))]
     taken = {device for unit in kept.values() for device in unit.devices}
     free = [device for slot in slots for device in slot if device not in taken]
-    places = [(slot, index) for slot in range(len(slots)) if slot not in kept for index in range(layout.size)]
-    chosen: dict[Place, int] = {}
-    if places:
-        deal = _Deal(existing, layout, slots, Sizes(schema, (*layouts_of(existing), layout)))
-        devices = _by_node(free, free, node_of)
-        blocks = _by_node(places, [slots[slot][index] for slot, index in places], node_of)
-        for node, home in deal.homes(devices, blocks, kind_of).items():
-            chosen |= deal.positions(devices[home], blocks[node])
+    named = [device for index, slot in enumerate(slots) if index not in kept for device in slot]
+    overlap, held = _overlaps(existing, layout, schema, free)
+    kinds = None if kind_of is None else [kind_of.get(device, "") for device in free]
+    chosen = deal(free, held, named, overlap, (_nodes(free, node_of), _nodes(named, node_of)), kinds)
+    rows = iter(chosen.reshape(-1, layout.size).tolist())
     ms = existing[0].model_stage
-    return [
-        kept[slot] if slot in kept else EMU(ms, layout, tuple(chosen[slot, index] for index in range(layout.size)))
-        for slot in range(len(slots))
-    ]
+    return [kept[slot] if slot in kept else EMU(ms, layout, tuple(next(rows))) for slot in range(len(slots))]
 
 
-class _Deal:
-    """Who takes what of one model-stage. Nodes that hold and want the same are computed once."""
+def _overlaps(existing: Sequence[EMU], layout: Layout, schema: StateSchema, free: Sequence[int]) -> tuple[Ints, Ints]:
+    """(what can be held, positions of `layout`) bytes in common, and which row of it each of `free` holds.
 
-    def __init__(self, existing: Sequence[EMU], layout: Layout, slots: Sequence[Slot], sizes: Sizes) -> None:
-        self._layout, self._slots, self._sizes = layout, slots, sizes
-        self._at = {device: (unit.layout, index) for unit in existing for index, device in enumerate(unit.devices)}
-        self._overlap: dict[tuple[Held, Wanted], NDArray[np.int64]] = {}
-        self._order: dict[tuple[Held, Wanted, tuple[int, ...]], list[int]] = {}
-
-    def positions(self, devices: Sequence[int], places: Sequence[Place]) -> dict[Place, int]:
-        """The best deal of places among as many devices."""
-        # Among equals the plan's own order wins: twice the bytes leave room for half a byte of preference.
-        row_of = {device: row for row, device in enumerate(devices)}
-        named = tuple(row_of.get(self._slots[slot][index], -1) for slot, index in places)
-        key = (self._held(devices), _wanted(places), named)
-        if key not in self._order:
-            preferred = self._overlaps(*key[:2]) * 2 + (np.arange(len(devices))[:, None] == np.array(named)[None, :])
-            rows, columns = linear_sum_assignment(preferred, maximize=True)
-            self._order[key] = [int(row) for row in rows[np.argsort(columns)]]
-        return {place: devices[row] for place, row in zip(places, self._order[key], strict=True)}
-
-    def homes(
-        self, devices: Mapping[int, Sequence[int]], blocks: Mapping[int, Sequence[Place]], kind_of: Mapping[int, str]
-    ) -> dict[int, int]:
-        """Node that the plan names for a block of places → the node whose devices take it."""
-        alike: dict[object, list[int]] = defaultdict(list)
-        for node, block in blocks.items():
-            alike[len(block), tuple(sorted(kind_of.get(device, "") for device in devices[node]))].append(node)
-        found: dict[int, int] = {}
-        for nodes in alike.values():
-            for start in range(0, len(nodes), WINDOW):
-                window = nodes[start : start + WINDOW]
-                worth = self._worth([devices[node] for node in window], [blocks[node] for node in window])
-                if worth.trace() < worth.max(axis=1).sum():
-                    # Among equals the node that the plan names wins, then a node of the same unit.
-                    units = np.array([blocks[node][0][0] for node in window])
-                    near = (units[:, None] == units[None, :]) + np.eye(len(window), dtype=np.int64)
-                    rows, columns = linear_sum_assignment(worth * 4 + near, maximize=True)
-                else:
-                    rows = columns = np.arange(len(window))
-                found |= {window[column]: window[row] for row, column in zip(rows, columns, strict=True)}
-        return found
-
-    def _worth(self, devices: Sequence[Sequence[int]], blocks: Sequence[Sequence[Place]]) -> NDArray[np.int64]:
-        """(nodes, blocks): bytes that stay where they are when a node's devices take a block."""
-        held, row_of = _numbered([self._held(each) for each in devices])
-        wanted, column_of = _numbered([_wanted(block) for block in blocks])
-        table = np.array([[_best(self._overlaps(one, other)) for other in wanted] for one in held], dtype=np.int64)
-        found: NDArray[np.int64] = table[np.ix_(row_of, column_of)]
-        return found
-
-    def _held(self, devices: Sequence[int]) -> Held:
-        return tuple(self._at.get(device) for device in devices)
-
-    def _overlaps(self, held: Held, wanted: Wanted) -> NDArray[np.int64]:
-        if (held, wanted) not in self._overlap:
-            places = [(self._layout, index) for index in wanted]
-            self._overlap[held, wanted] = self._sizes.overlaps(list(held), places)
-        return self._overlap[held, wanted]
-
-
-def _wanted(places: Sequence[Place]) -> Wanted:
-    return tuple(index for _, index in places)
-
-
-def _best(profit: NDArray[np.int64]) -> int:
-    rows, columns = linear_sum_assignment(profit, maximize=True)
-    return int(profit[rows, columns].sum())
-
-
-def _numbered(items: Sequence[T]) -> tuple[list[T], list[int]]:
-    """The distinct items, and the number of each."""
-    number: dict[T, int] = {}
-    numbers = [number.setdefault(item, len(number)) for item in items]
-    return list(number), numbers
+    The last row is that of devices that hold nothing.
+    """
+    sizes, at, base = sizes_of(schema), dict[int, int](), 0
+    tables: list[Ints] = []
+    for old, units in by_layout(existing).items():
+        tables.append(sizes.overlap(old, layout))
+        positions = cycle(range(base, base + old.size))
+        at.update(zip((device for unit in units for device in unit.devices), positions, strict=False))
+        base += old.size
+    table = np.concatenate([*tables, np.zeros((1, layout.size), dtype=np.int64)])
+    return table, np.array([at.get(device, base) for device in free])
 
 
 def _kept(
     existing: Sequence[EMU], layout: Layout, slots: Sequence[Slot], node_of: Mapping[int, int] | None
 ) -> dict[int, EMU]:
     """Slot → existing unit that takes it: first where the devices are the same, then where they are all there."""
-    kept: dict[int, EMU] = {}
-    pool = {device for slot in slots for device in slot}
-    fitting = [unit for unit in existing if unit.layout == layout and pool.issuperset(unit.devices)]
-    by_devices = {frozenset(slot): index for index, slot in enumerate(slots)}
+    fitting = {unit.devices: unit for unit in by_layout(existing).get(layout, ())}
+    if not fitting:
+        return {}
+    kept = {index: fitting.pop(slot) for index, slot in enumerate(slots) if slot in fitting}
+    pool = {device for slot in slots for device in slot} if fitting else set[int]()
+    by_devices = {frozenset(slot): i for i, slot in enumerate(slots) if i not in kept} if fitting else {}
     rest: list[EMU] = []
-    for unit in fitting:
+    for unit in fitting.values():
         index = by_devices.get(frozenset(unit.devices))
-        if index is None:
-            rest.append(unit)
-        else:
+        if index is not None:
             kept[index] = unit
+        elif pool.issuperset(unit.devices):
+            rest.append(unit)
     for unit in rest:
         pattern = _nodes(unit.devices, node_of)
         open_slots = [i for i, slot in enumerate(slots) if i not in kept and _nodes(slot, node_of) == pattern]
@@ -177,13 +104,6 @@ def _kept(
     return kept
 
 
-def _nodes(devices: Sequence[int], node_of: Mapping[int, int] | None) -> tuple[int, ...]:
-    return () if node_of is None else tuple(node_of[device] for device in devices)
-
-
-def _by_node(items: Sequence[T], devices: Sequence[int], node_of: Mapping[int, int] | None) -> dict[int, list[T]]:
-    """Node of its device → items; one block when nodes are unknown."""
-    blocks: dict[int, list[T]] = defaultdict(list)
-    for item, device in zip(items, devices, strict=True):
-        blocks[0 if node_of is None else node_of[device]].append(item)
-    return blocks
+def _nodes(devices: Sequence[int], node_of: Mapping[int, int] | None) -> list[int]:
+    """The node of each; all one when nodes are unknown."""
+    return [0] * len(devices) if node_of is None else [node_of[device] for device in devices]

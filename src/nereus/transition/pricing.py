@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nereus.core import EMU, Layout, StateSchema
 from nereus.transition.classes import layouts_of
-from nereus.transition.sizes import Position, Sizes
+from nereus.transition.sizes import sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Pricing:
 
     def __init__(self, schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU], readable: Iterable[EMU]) -> None:
         layouts = layouts_of((*start, *goal))
-        self._sizes = Sizes(schema, layouts)
+        self._sizes = sizes_of(schema)
         self._base: dict[Layout, int] = {}
-        self._positions: list[Position] = []
+        self._positions: list[tuple[Layout, int]] = []
         for layout in layouts:
             self._base[layout] = len(self._positions)
             self._positions.extend((layout, index) for index in range(layout.size))
@@ -52,7 +52,7 @@ class Pricing:
     def stored(self, layout: Layout) -> tuple[int, ...]:
         """Bytes stored at each position of a layout."""
         if layout not in self._stored:
-            self._stored[layout] = tuple(self._sizes.stored((layout, index)) for index in range(layout.size))
+            self._stored[layout] = tuple(self._sizes.stored(layout).tolist())
         return self._stored[layout]
 
     def forget(self, unit: EMU) -> None:
@@ -62,16 +62,14 @@ class Pricing:
 
     def unit_bytes(self, layout: Layout) -> int:
         """Bytes of the logical state in all positions of a unit, padding left out."""
-        return sum(self._sizes.owned((layout, index)) for index in range(layout.size))
+        return int(self._sizes.owned(layout).sum())
 
     def _compute(self, layout: Layout, held: Sequence[int | None]) -> Price:
-        acquired, kept, lacking = [], [], []
-        wanted = [(layout, index) for index in range(layout.size)]
-        old = [None if code is None else self._positions[code] for code in held]
-        overlaps = self._sizes.overlaps(old, wanted)
-        for index, (position, before) in enumerate(zip(wanted, old, strict=True)):
-            shared = 0 if before is None else self._sizes.shared(before, position)
-            acquired.append(self._sizes.stored(position) - shared)
-            kept.append(shared)
-            lacking.append(self._sizes.owned(position) - int(overlaps[index, index]))
+        acquired, kept, lacking = list(self.stored(layout)), [0] * layout.size, self._sizes.owned(layout).tolist()
+        for index, code in enumerate(held):
+            if code is not None:
+                old, rank = self._positions[code]
+                kept[index] = int(self._sizes.shared(old, layout)[rank, index])
+                acquired[index] -= kept[index]
+                lacking[index] -= int(self._sizes.overlap(old, layout)[rank, index])
         return Price(tuple(acquired), tuple(kept), max(lacking), sum(lacking))

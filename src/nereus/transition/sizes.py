@@ -1,107 +1,100 @@
-"""Bytes that positions store, share and overlap, from tensor classes alone."""
+"""Bytes that positions store, own, share and overlap: closed forms over layers of one type (D6.8)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus.core import EMU, Layout, StateSchema
-from nereus.transition.classes import classes
-
-Position = tuple[Layout, int]
-"""A layout and the index of a position in it (pp_rank * tp + tp_rank)."""
-
-
-def position(unit: EMU, device: int) -> Position:
-    """The position of `device` in `unit`, as a key that units of one layout share."""
-    return (unit.layout, unit.devices.index(device))
+from nereus.core import Layout, StateSchema
+from nereus.transition.profile import Ints, PerSchema, Profile, end_ranks, profile_of
 
 
 class Sizes:
-    """Byte counts for the positions of `layouts`; every kind is counted."""
+    """Byte counts for the positions of any layouts of one schema; every kind is counted. `sizes_of` keeps one each."""
 
-    def __init__(self, schema: StateSchema, layouts: Iterable[Layout]) -> None:
+    def __init__(self, schema: StateSchema) -> None:
+        self._profile = profile_of(schema)
         self._bytes = schema.element_bytes
-        self._classes = classes(schema, tuple(layouts))
-        self._stored: dict[Position, int] = {}
-        self._shared: dict[tuple[Position, Position], int] = {}
-        self._regions: dict[Position, NDArray[np.int64]] = {}
-        weights = [len(members.tensors) * members.row_elements * self._bytes for members in self._classes]
-        self._row_bytes = np.array(weights, dtype=np.int64)
+        self._stored: dict[Layout, Ints] = {}
+        self._owned: dict[Layout, Ints] = {}
+        self._overlap: dict[tuple[Layout, Layout], Ints] = {}
+        self._shared: dict[tuple[Layout, Layout], Ints] = {}
 
-    def stored(self, at: Position) -> int:
-        """Bytes stored at a position, padding included."""
-        if at not in self._stored:
-            layout, index = at
-            pp_rank, rank = divmod(index, layout.tp)
-            self._stored[at] = self._bytes * sum(
-                len(members.tensors) * _product(members.sample.local_shape(layout.tp, rank))
-                for members in self._classes
-                if pp_rank in members.holders[layout]
-            )
-        return self._stored[at]
+    def stored(self, layout: Layout) -> Ints:
+        """(positions,): bytes stored, padding included."""
+        if layout not in self._stored:
+            elements = self._profile.shards(layout.tp).stored
+            self._stored[layout] = self._alone(layout, elements)
+        return self._stored[layout]
 
-    def shared(self, old: Position, new: Position) -> int:
-        """Bytes of the tensors that the position `new` takes over as they are from `old` on the same device."""
+    def owned(self, layout: Layout) -> Ints:
+        """(positions,): bytes of the logical state, padding left out."""
+        if layout not in self._owned:
+            shards = self._profile.shards(layout.tp)
+            elements = (shards.stop - shards.start) * self._profile.row_elements[:, None]
+            self._owned[layout] = self._alone(layout, elements)
+        return self._owned[layout]
+
+    def overlap(self, old: Layout, new: Layout) -> Ints:
+        """(positions of `old`, positions of `new`): bytes of the logical state that both own."""
+        if (old, new) not in self._overlap:
+            self._overlap[old, new] = self._pairwise(old, new, _common)
+        return self._overlap[old, new]
+
+    def shared(self, old: Layout, new: Layout) -> Ints:
+        """(positions of `old`, of `new`): bytes of the tensors whose shard is the same, which keep their storage."""
         if (old, new) not in self._shared:
-            (before, old_index), (after, new_index) = old, new
-            (old_pp, old_rank), (new_pp, new_rank) = divmod(old_index, before.tp), divmod(new_index, after.tp)
-            total = 0
-            for members in self._classes:
-                if old_pp not in members.holders[before] or new_pp not in members.holders[after]:
-                    continue
-                sample = members.sample
-                shape = sample.local_shape(after.tp, new_rank)
-                if (
-                    sample.interval(before.tp, old_rank) == sample.interval(after.tp, new_rank)
-                    and sample.local_shape(before.tp, old_rank) == shape
-                ):
-                    total += len(members.tensors) * _product(shape)
-            self._shared[(old, new)] = total * self._bytes
-        return self._shared[(old, new)]
+            self._shared[old, new] = self._pairwise(old, new, _same)
+        return self._shared[old, new]
 
-    def owned(self, at: Position) -> int:
-        """Bytes of the logical state that a position owns, padding left out."""
-        region = self.region(at)
-        return int((self._row_bytes * (region[:, 1] - region[:, 0])).sum())
+    def _alone(self, layout: Layout, elements: Ints) -> Ints:
+        """(kinds, tp) elements of a tensor → (positions,) bytes."""
+        profile, pp = self._profile, layout.pp
+        layers = np.zeros((len(profile.counts), pp), dtype=np.int64)
+        np.add.at(layers, (profile.type_of, profile.ranks(layout)), 1)
+        found = layers.T @ (profile.counts @ elements)
+        for where, counts in profile.ends.items():
+            for rank in end_ranks(where, pp):
+                found[rank] += counts @ elements
+        flat: Ints = (found * self._bytes).reshape(-1)
+        return flat
 
-    def region(self, at: Position) -> NDArray[np.int64]:
-        """(classes, 2): the interval that a position owns of each class; (0, 0) where it holds none."""
-        if at not in self._regions:
-            layout, index = at
-            pp_rank, rank = divmod(index, layout.tp)
-            rows = [
-                members.sample.interval(layout.tp, rank) if pp_rank in members.holders[layout] else (0, 0)
-                for members in self._classes
-            ]
-            self._regions[at] = np.array(rows, dtype=np.int64).reshape(-1, 2)
-        return self._regions[at]
-
-    def overlaps(self, held: list[Position | None], wanted: list[Position]) -> NDArray[np.int64]:
-        """(held, wanted): bytes that a device at a held position (None: nothing) already has of a wanted one."""
-        rows, row_of = _distinct(held)
-        columns, column_of = _distinct(wanted)
-        table = np.zeros((len(rows), len(columns)), dtype=np.int64)
-        targets = np.stack([self.region(at) for at in columns if at is not None])
-        for index, at in enumerate(rows):
-            if at is not None:
-                source = self.region(at)
-                length = np.minimum(source[:, 1], targets[:, :, 1]) - np.maximum(source[:, 0], targets[:, :, 0])
-                table[index] = np.maximum(length, 0) @ self._row_bytes
-        found: NDArray[np.int64] = table[np.ix_(row_of, column_of)]
-        return found
+    def _pairwise(self, old: Layout, new: Layout, common: Callable[[Profile, int, int], Ints]) -> Ints:
+        """The same for pairs of positions, from (kinds, tp, tp) elements that `common` counts of a tensor."""
+        profile = self._profile
+        elements = common(profile, old.tp, new.tp)
+        layers = np.zeros((len(profile.counts), old.pp, new.pp), dtype=np.int64)
+        np.add.at(layers, (profile.type_of, profile.ranks(old), profile.ranks(new)), 1)
+        found = np.einsum("tij,tab->iajb", layers, np.tensordot(profile.counts, elements, 1))
+        for where, counts in profile.ends.items():
+            if counts.any():
+                each = np.tensordot(counts, elements, 1)
+                for before in end_ranks(where, old.pp):
+                    for after in end_ranks(where, new.pp):
+                        found[before, :, after, :] += each
+        flat: Ints = (found * self._bytes).reshape(old.size, new.size)
+        return flat
 
 
-def _distinct(positions: list[Position | None] | list[Position]) -> tuple[list[Position | None], list[int]]:
-    index: dict[Position | None, int] = {}
-    places = [index.setdefault(at, len(index)) for at in positions]
-    return list(index), places
+sizes_of = PerSchema(Sizes)
 
 
-def _product(shape: Iterable[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def _common(profile: Profile, old: int, new: int) -> Ints:
+    """(kinds, old tp, new tp): elements of one tensor that both ranks own."""
+    one, other = profile.shards(old), profile.shards(new)
+    low = np.maximum(one.start[:, :, None], other.start[:, None, :])
+    high = np.minimum(one.stop[:, :, None], other.stop[:, None, :])
+    found: Ints = np.maximum(high - low, 0) * profile.row_elements[:, None, None]
+    return found
+
+
+def _same(profile: Profile, old: int, new: int) -> Ints:
+    """(kinds, old tp, new tp): elements that the new rank stores of one tensor, where its shard is the old rank's."""
+    one, other = profile.shards(old), profile.shards(new)
+    alike: NDArray[np.bool_] = one.stored[:, :, None] == other.stored[:, None, :]
+    for mine, theirs in ((one.start, other.start), (one.stop, other.stop)):
+        alike &= mine[:, :, None] == theirs[:, None, :]
+    found: Ints = np.where(alike, other.stored[:, None, :], 0)
+    return found

@@ -1,0 +1,109 @@
+"""CPU time to plan a transition, by phase, over pairs of plans on 32 to 16,384 devices.
+
+`python -m benchmarks.transitions --only planning`. Phases: place; connect (decompose, schedule, fit); estimate.
+Least of a few repeats of each pair, process CPU time; a pair for which memory allows no way is counted with what it
+took to say so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TypeVar
+
+from benchmarks.planner._result import Result
+from benchmarks.transitions._pairs import Pair, drawn, planned
+from nereus.core import Calibration, EMUSet, InfeasibleError, Plan, TransitionDAG, expand
+from nereus.transition import connect, estimate, place, stored_bytes
+
+LIMITS_MS = {32: 5.0, 128: 5.0, 512: 5.0, 1024: 5.0, 16384: 100.0}
+REPEATS = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One pair: CPU milliseconds by phase."""
+
+    name: str
+    place_ms: float
+    connect_ms: float
+    estimate_ms: float
+    primitives: int
+    refused: str = ""
+
+    @property
+    def total_ms(self) -> float:
+        """All phases."""
+        return self.place_ms + self.connect_ms + self.estimate_ms
+
+
+def timed(pair: Pair, repeats: int = REPEATS, near_capacity: bool = False) -> Timed:
+    """One pair, warm; `near_capacity` leaves only what both plans need, and a tenth of the difference."""
+    start = expand(pair.before)
+    goal, place_ms = _least(lambda: _placed(pair, start, pair.after), repeats)
+    capacity = dict(pair.capacity)
+    if near_capacity:
+        now, then = stored_bytes(start, pair.schemas), stored_bytes(goal, pair.schemas)
+        capacity = {d: max(now[d], then[d]) + (now[d] + then[d]) // 10 for d in {*now, *then}}
+    dag, connect_ms = _least(lambda: _connected(pair, start, goal, capacity), repeats)
+    if isinstance(dag, InfeasibleError):
+        return Timed(pair.name, place_ms, connect_ms, 0.0, 0, str(dag))
+    _, estimate_ms = _least(lambda: estimate(dag, pair.schemas, pair.cluster, Calibration()), repeats)
+    return Timed(pair.name, place_ms, connect_ms, estimate_ms, len(dag.primitives))
+
+
+def _placed(pair: Pair, start: EMUSet, plan: Plan) -> EMUSet:
+    return place(start, plan, pair.schemas, pair.node_of, pair.kind_of)
+
+
+def _connected(pair: Pair, start: EMUSet, goal: EMUSet, capacity: dict[int, int]) -> TransitionDAG | InfeasibleError:
+    try:
+        return connect(start, goal, pair.schemas, capacity)
+    except InfeasibleError as error:
+        return error
+
+
+def _least(work: Callable[[], T], repeats: int) -> tuple[T, float]:
+    best = float("inf")
+    for _ in range(repeats):
+        began_s = time.process_time()
+        found = work()
+        best = min(best, time.process_time() - began_s)
+    return found, 1e3 * best
+
+
+def lines(devices: int, where: str, found: Sequence[Timed]) -> Result:
+    """The slowest pair beside the target, the means by phase in the notes."""
+    worst = max(found, key=lambda each: each.total_ms)
+    refused = sum(bool(each.refused) for each in found)
+    note = (
+        f"{len(found)} pairs, {refused} refused, up to {max(each.primitives for each in found)} primitives; mean "
+        f"{mean(each.total_ms for each in found):.1f} ms: place {mean(each.place_ms for each in found):.1f}, connect "
+        f"{mean(each.connect_ms for each in found):.1f}, estimate {mean(each.estimate_ms for each in found):.1f}; "
+        f"slowest {worst.name}: {worst.place_ms:.1f} + {worst.connect_ms:.1f} + {worst.estimate_ms:.1f}"
+    )
+    limit = LIMITS_MS[devices]
+    details = {each.name: [each.place_ms, each.connect_ms, each.estimate_ms] for each in found}
+    name = f"plan a transition, CPU ms, {devices} devices, {where}"
+    return Result(name, f"<= {limit:g}", worst.total_ms, met=worst.total_ms <= limit, notes=note, details=details)
+
+
+def run(_: Path | None = None, pools: Iterable[int] = tuple(LIMITS_MS), quick: bool = False) -> list[Result]:
+    """All lines; `quick` keeps to the smallest pool."""
+    found: list[Result] = []
+    for devices in (32,) if quick else pools:
+        large = devices > 1024
+        models = ("8b",) if large else ("8b", "70b")
+        pairs = list(planned(devices, models, 1 if large else 3))
+        repeats = 1 if large else REPEATS
+        if pairs:
+            found.append(lines(devices, "the planner's plans", [timed(pair, repeats) for pair in pairs]))
+            near = [timed(pair, repeats, near_capacity=True) for pair in pairs]
+            found.append(lines(devices, "the planner's plans, near capacity", near))
+        count = 4 if large else 20
+        found.append(lines(devices, "random plans", [timed(pair, repeats) for pair in drawn(devices, count)]))
+    return found
