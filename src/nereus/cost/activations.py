@@ -9,9 +9,6 @@ import numpy as np
 from nereus.core import DTYPE_BYTES, ModelSpec
 from nereus.cost.rows import Floats, Rows
 
-EAGER_NORM_COPIES = 2
-"""Wide copies, input and normalised state, that a norm of plain operations keeps beside its output."""
-
 
 @dataclass(frozen=True, slots=True)
 class Widths:
@@ -32,7 +29,7 @@ class Widths:
     gated: bool
 
     @classmethod
-    def of(cls, spec: ModelSpec, rows: Rows, norm_copies: float = EAGER_NORM_COPIES) -> Widths:
+    def of(cls, spec: ModelSpec, rows: Rows, norm_copies: float) -> Widths:
         """The widths of rows. A norm keeps `norm_copies` wide copies of its input, at least itself."""
         element_bytes = DTYPE_BYTES[spec.dtype]
         wide = max(element_bytes, DTYPE_BYTES["fp32"]) / element_bytes

@@ -12,26 +12,13 @@ is what so many groups of one rank a node would: inside a node it is summed, or 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from nereus.core import Link
+from nereus.cost.constants import of_link
 from nereus.cost.rows import Bools, Floats, Ints
-
-START = MappingProxyType(
-    {
-        "collective.start_s": 0.0,
-        "collective.fill_s": 0.0,
-        "collective.fill_bytes": 1.0,
-        "collective.few_ranks": 0.0,
-        "all_reduce.share": 1.0,
-        "gather.share": 1.0,
-        "send.share": 1.0,
-    }
-)
-"""Constants of a link of which nothing was measured."""
 
 
 class Links(Protocol):
@@ -80,19 +67,14 @@ def all_to_all_s(link: Link, ranks: Ints, size_bytes: Floats, local: Ints | int 
 
 def send_s(link: Link, size_bytes: Floats) -> Floats:
     """One point-to-point message."""
-    return size_bytes / (link.bytes_per_s * constant(link, "send.share")) + link.latency_s
-
-
-def constant(link: Link, name: str) -> float:
-    """A constant of the link, else its start value."""
-    return link.constants.get(name, START[name])
+    return size_bytes / (link.bytes_per_s * of_link(link, "send.share")) + link.latency_s
 
 
 def _collective_s(link: Link, share: str, ranks: Ints, sent_bytes: Floats, hops: Floats, local: Ints | int) -> Floats:
-    few = 1.0 / (1.0 + constant(link, "collective.few_ranks") / np.maximum(ranks, 2))
-    rate = link.bytes_per_s * constant(link, share) * few * local
-    fill_s = constant(link, "collective.fill_s") * sent_bytes / (sent_bytes + constant(link, "collective.fill_bytes"))
-    seconds = constant(link, "collective.start_s") + hops * link.latency_s + sent_bytes / rate + fill_s
+    few = 1.0 / (1.0 + of_link(link, "collective.few_ranks") / np.maximum(ranks, 2))
+    rate = link.bytes_per_s * of_link(link, share) * few * local
+    fill_s = of_link(link, "collective.fill_s") * sent_bytes / (sent_bytes + of_link(link, "collective.fill_bytes"))
+    seconds = of_link(link, "collective.start_s") + hops * link.latency_s + sent_bytes / rate + fill_s
     return np.where(ranks > 1, seconds, 0.0)
 
 

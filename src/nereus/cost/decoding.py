@@ -8,7 +8,6 @@ engine's own, and what its scheduler takes between steps are constants of the de
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 
 import numpy as np
 
@@ -20,23 +19,6 @@ from nereus.cost.layer import END_KERNELS, LAYER_KERNELS, Block, MicroBatch
 from nereus.cost.rows import Floats, Rows
 from nereus.cost.site import Site
 from nereus.cost.windows import cached_tokens
-
-START = MappingProxyType(
-    {
-        "generation.launches": 1.0,
-        "generation.reduce": 1.0,
-        "generation.reduce_ranks": 8.0,
-        "generation.step_s": 0.0,
-        "generation.sequence_s": 0.0,
-        "generation.refill": 0.0,
-        "generation.latent_s": 0.0,
-        "generation.experts_start_s": 0.0,
-        "generation.expert_s": 0.0,
-        "generation.experts_share": 1.0,
-        ELEMENT: 0.0,
-    }
-)
-"""Constants of an engine of which nothing was measured: it launches every kernel and works in waves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +61,7 @@ class Engine:
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
-        return self.site.rates.named.get(name, START[name])
+        return self.site.rates[name]
 
     @property
     def element_bytes(self) -> int:

@@ -1,8 +1,7 @@
 """Seconds of one kernel on one device as a function of its size; every function takes and gives numpy arrays.
 
-Constants are those of the device kind by name, else the start values below, which leave a kernel at the device's
-peaks. Forms are physical: a fixed start, arithmetic that saturates with the size of the output and the length of the
-inner sum, memory traffic, and a smooth maximum of both.
+Constants are those of the device kind by name. Forms are physical: a fixed start, arithmetic that saturates with the
+size of the output and the length of the inner sum, memory traffic, and a smooth maximum of both.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nereus.core import DeviceKind
+from nereus.cost.constants import KIND, of_kind
 from nereus.cost.rows import Floats, Ints
 
 LOW = MappingProxyType({"fp8": 1.0, "fp4": 0.5625})
@@ -22,28 +22,6 @@ LOW = MappingProxyType({"fp8": 1.0, "fp4": 0.5625})
 
 Numbers = Floats | Ints | float
 """A size: one for all rows or one a row."""
-
-START = MappingProxyType(
-    {
-        "gemm.start_s": 0.0,
-        "gemm.share": 1.0,
-        "gemm.half_k": 0.0,
-        "gemm.half_mn": 0.0,
-        "gemm.stream": 1.0,
-        "gemm.power": 2.0,
-        "gemm.low_share": 1.0,
-        "gemm.experts_share": 1.0,
-        "attention.start_s": 0.0,
-        "attention.share": 1.0,
-        "attention.half_tokens": 0.0,
-        "decode_attention.start_s": 0.0,
-        "decode_attention.share": 1.0,
-        "decode_attention.tokens": 0.0,
-        "stream.share": 1.0,
-        "launch.power": 2.0,
-    }
-)
-"""Kernels of a device of which nothing was measured: its peaks, which the efficiencies of classes then discount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +57,11 @@ class Rates:
         peak, wide = kind.peak_flops.get(precision) or min(kind.peak_flops.values()), 0.0
         if precision in LOW:
             wide = kind.peak_flops.get("bf16", 0.0)
-            low_share = kind.constants.get("gemm.low_share", START["gemm.low_share"])
+            low_share = of_kind(kind, "gemm.low_share")
             peak = low_share * peak if precision in kind.peak_flops else wide or peak
-        constants = tuple(sorted(kind.constants.items()))
+        known = tuple(sorted(kind.constants.items()))
         rates = (peak * kind.speed, kind.memory_bytes_per_s * kind.speed, kind.launch_s / kind.speed)
-        return cls(*rates, constants, wide * kind.speed, LOW.get(precision, 0.0))
+        return cls(*rates, known, wide * kind.speed, LOW.get(precision, 0.0))
 
     @classmethod
     def slowest(cls, kinds: Sequence[DeviceKind], precision: str) -> Rates:
@@ -100,7 +78,7 @@ class Rates:
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
-        return self.named[name] if name in self.named else START[name]
+        return self.named[name] if name in self.named else KIND[name]
 
 
 def gemm_s(rates: Rates, m: Numbers, n: Numbers, k: Numbers, element_bytes: float = 2.0) -> Floats:

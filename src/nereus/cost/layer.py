@@ -7,48 +7,20 @@ says that its scores are written. Kernels are launched by a host: what it needs 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, Head, ModelSpec
 from nereus.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, by_link, reduce_scatter_s, send_s
-from nereus.cost.kernels import Rates, attention_s, gemm_s, launched_s, stream_s
+from nereus.cost.kernels import attention_s, gemm_s, launched_s, stream_s
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
 from nereus.cost.windows import seen_pairs
-
-START = MappingProxyType(
-    {
-        # Share of a collective that runs while the host launches on: 1 where kernels are queued, 0 where it waits.
-        "launch.ahead": 0.0,
-        # Kernels that launching one collective counts as.
-        "launch.collective": 0.0,
-        # Launches of a backward pass over those of its forward pass.
-        "launch.backward": 2.0,
-        # Element-wise traffic over what fused kernels need.
-        "stream.activation": 1.0,
-        # A backward pass of attention over its forward pass: in tiles five products instead of two.
-        "attention.backward": 2.5,
-        # How often a forward pass writes or reads the scores of all pairs of tokens; 0 where attention is in tiles.
-        "attention.scores": 0.0,
-        # A softmax of sequences times heads that are not a multiple of this is not fused, and takes so many kernels
-        # more, each of which reads and writes the scores.
-        "attention.multiple": 1.0,
-        "attention.unfused": 0.0,
-    }
-)
-"""How hosts launch kernels and what they are, where nothing was measured."""
 
 LAYER_KERNELS = 34
 """Operations of one decoder layer in one forward pass."""
 END_KERNELS = 16
 """Operations of the embedding, or of the head with its log-probabilities."""
-
-
-def constant(rates: Rates, name: str) -> float:
-    """A constant of the device kind, else its start value."""
-    return rates.named.get(name, START[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +93,9 @@ class Block:
         if not train:
             return (forward,)
         again, full = self.rows.recompute == 1, self.rows.recompute == 2
-        gradients_s = constant(self.site.rates, "attention.backward") * attention_s
+        gradients_s = self.site.rates["attention.backward"] * attention_s
         device_s = (2 + full) * products_s + gradients_s + (again | full) * attention_s
-        kernels = (constant(self.site.rates, "launch.backward") + full) * kernels
+        kernels = (self.site.rates["launch.backward"] + full) * kernels
         moved = tuple((1 + full) * seconds for seconds in moved)
         return forward, self._pass(device_s, kernels, moved, gradients_s + full * attention_s, 2.0 + full)
 
@@ -134,7 +106,7 @@ class Block:
         if spec.kv_rank:
             width = (spec.head_dim + spec.rope_head_dim + spec.value_head_dim) / 2  # type: ignore[assignment]
         rates, batch = self.site.rates, self.batch
-        written = constant(rates, "attention.scores")
+        written = rates["attention.scores"]
         products_s = attention_s(rates, batch.sequences, batch.length, heads, width, causal=not written)
         passes = written * self.element_bytes + 2 * self._unfused() * self.wide_bytes
         scores_s = stream_s(rates, passes * batch.sequences * heads * batch.length**2)
@@ -144,14 +116,14 @@ class Block:
     def _unfused(self) -> Floats:
         """Kernels that replace a fused softmax where it does not take this many sequences times heads."""
         rates, pairs = self.site.rates, self.batch.sequences * _ceil(self.spec.heads, self.rows.tp)
-        return np.where(pairs % constant(rates, "attention.multiple"), constant(rates, "attention.unfused"), 0.0)
+        return np.where(pairs % rates["attention.multiple"], rates["attention.unfused"], 0.0)
 
     def head_s(self, backward: bool = False) -> Floats:
         """Logits (or scores) of the head's tokens and their loss; the backward pass takes twice as long."""
         width, tokens = self._head_width(), self.batch.head_tokens / self.rows.cp
         logits_s = gemm_s(self.site.rates.wide, tokens, width, self.spec.hidden, self.element_bytes)
         loss_s = stream_s(self.site.rates, 4.0 * self.wide_bytes * tokens * width)
-        factor = constant(self.site.rates, "launch.backward") if backward else 1.0
+        factor = self.site.rates["launch.backward"] if backward else 1.0
         return self._launched((1 + backward) * (logits_s + loss_s), 0.0, factor * END_KERNELS)
 
     def head_tp_s(self) -> Floats:
@@ -192,7 +164,7 @@ class Block:
     ) -> Pass:
         """`exchanges`: transfers of keys and values, 2 where their gradients travel too."""
         tp_s, ep_s = moved
-        launches = kernels + np.where(self.rows.tp > 1, 2.0 * constant(self.site.rates, "launch.collective"), 0.0)
+        launches = kernels + np.where(self.rows.tp > 1, 2.0 * self.site.rates["launch.collective"], 0.0)
         compute_s = self._launched(device_s, tp_s + ep_s, launches)
         if not (self.rows.cp > 1).any():
             return Pass(compute_s, tp_s, np.zeros(len(self.rows)), ep_s)
@@ -201,7 +173,7 @@ class Block:
 
     def _launched(self, device_s: Floats, collective_s: Floats | float, kernels: Floats | float) -> Floats:
         """Device time under the host's floor; what of a collective the host runs ahead of shortens the wait for it."""
-        hidden_s = constant(self.site.rates, "launch.ahead") * collective_s
+        hidden_s = self.site.rates["launch.ahead"] * collective_s
         return launched_s(self.site.rates, device_s + hidden_s, kernels) - hidden_s
 
     def matrices_s(self, routed: bool) -> Floats:
@@ -276,7 +248,7 @@ class Block:
         else:
             width = spec.ffn_hidden
         elements = whole + heads + (2 + spec.gated) * _ceil(width, tp)
-        factor = constant(self.site.rates, "stream.activation")
+        factor = self.site.rates["stream.activation"]
         return stream_s(self.site.rates, factor * self.tokens * elements * self.element_bytes)
 
     def _ring_s(self, exchanges: Floats | float, attention_s: Floats) -> Floats:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, DeviceKind, Head, Kind, Layout, ModelSpec, Work, Workload
-from nereus.cost.activations import EAGER_NORM_COPIES, Widths
+from nereus.cost.activations import Widths
 from nereus.cost.cache import kv_token_bytes
+from nereus.cost.constants import of_kind
 from nereus.cost.held import Held, split_layers
 from nereus.cost.lengths import decode_profile, moments
 from nereus.cost.ranks import Ranks
@@ -23,8 +24,6 @@ Terms = Mapping[str, Floats]
 
 BLOCK_TOKENS = 16
 """A KV cache grows by so many tokens at a time."""
-BUCKET_BYTES = 25 * 2**20
-"""The flat buffer through which gradients are reduced over replicas, where the device kind names no other."""
 UPDATE_LOGITS = {
     "eager": (3, 0),
     "vocab_parallel": (1, 1),
@@ -65,7 +64,7 @@ class Memory:
 
     def at(self, rows: Rows, ranks: Ranks) -> Load:
         """Its bytes on some pp ranks of some rows. Columns are shaped as both broadcast."""
-        copies = self.kind.constants.get("memory.norm_copies", EAGER_NORM_COPIES)
+        copies = of_kind(self.kind, "memory.norm_copies")
         dense, experts = split_layers(self.spec, ranks)
         widths = Widths.of(self.spec, rows, copies)
         return Load(self, rows, ranks, Held.of(self.spec, rows, ranks), widths, dense, experts)
@@ -148,7 +147,7 @@ class Load:
         rows, found = self.rows, dict[str, Floats](self.stored)
         if rows.offload.any():
             found = {name: np.where(rows.offload, 0.0, size) for name, size in found.items()}
-        communicator_bytes = self._constant("communicator.bytes", 0.0)
+        communicator_bytes = self._constant("communicator.bytes")
         if communicator_bytes:
             degrees = np.array([rows.tp, rows.pp, rows.dp, rows.cp, rows.ep])
             found["communicators"] = communicator_bytes * (degrees > 1).sum(axis=0)
@@ -170,8 +169,8 @@ class Load:
             found["gathered layers"] = self._gathered(work)
         return found
 
-    def _constant(self, name: str, start: float) -> float:
-        return self.memory.kind.constants.get(name, start)
+    def _constant(self, name: str) -> float:
+        return of_kind(self.memory.kind, name)
 
     def _update(self) -> dict[str, Floats]:
         """Gradients stay for the whole update; beside them the backward pass, then the reduction over replicas."""
@@ -183,7 +182,7 @@ class Load:
         tokens, with_logits = self.memory.tokens(sequences)
         backward = self._backward(np.ceil(tokens / rows.cp), in_flight)
         backward["logits"] = self._logits(with_logits / rows.cp, UPDATE_LOGITS)
-        largest = self._constant("dp.bucket_bytes", BUCKET_BYTES)
+        largest = self._constant("dp.bucket_bytes")
         bucket = np.where(rows.dp * rows.cp > 1, np.minimum(gradients, largest), 0.0)
         reducing = bucket > sum(backward.values())
         phase = {name: np.where(reducing, 0.0, size) for name, size in backward.items()}
@@ -251,7 +250,7 @@ class Load:
         reserved = rows.kv_bytes * ranks.layers / np.maximum(rows.layers_first, 1)
         needed = self._kv_tokens(mine) * kv_token_bytes(spec, rows.tp, ranks.layers, self.memory.kind.constants)
         cache = np.ceil(np.maximum(needed, reserved))
-        prefilled = np.minimum(np.ceil(mine * prompt), self._constant("prefill.tokens", math.inf))
+        prefilled = np.minimum(np.ceil(mine * prompt), self._constant("prefill.tokens"))
         found = {
             "kv cache": cache,
             # One layer's keys or values exist twice while their storage grows.
@@ -259,7 +258,7 @@ class Load:
             "prefill": prefilled * self.memory.element_bytes * self._working(),
             "logits": np.where(ranks.last, mine * float(spec.vocab * DTYPE_BYTES["fp64"] * SAMPLING_COPIES), 0.0),
         }
-        graphs_bytes = self._constant("graphs.bytes", 0.0)
+        graphs_bytes = self._constant("graphs.bytes")
         return {**found, "graphs": np.full(np.shape(cache), graphs_bytes)} if graphs_bytes else found
 
     def _kv_tokens(self, sequences: Ints) -> Floats:
@@ -278,7 +277,7 @@ class Load:
 
 def runtime_bytes(kind: DeviceKind) -> int:
     """Bytes of a device that no model-stage gets: the runtime's context and the workspaces of matrix products."""
-    return math.ceil(kind.constants.get("context.bytes", 0.0) + kind.constants.get("workspace.bytes", 0.0))
+    return math.ceil(of_kind(kind, "context.bytes") + of_kind(kind, "workspace.bytes"))
 
 
 def share(work: Work, workload: Workload, dp: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -16,10 +15,6 @@ from nereus.cost.parameters import TENSORS_PER_LAYER
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
-
-START = MappingProxyType({"dp.bucket_bytes": 25.0 * 2**20, "dp.overlap": 0.8, "optimizer.kernels": 54.0})
-"""`dp.bucket_bytes`: gradients are reduced in flat buffers of this size. `dp.overlap`: share of a pass behind which a
-sharded reduction or gathering hides. `optimizer.kernels`: operations of one Adam update of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class Replicas:
         scatter_s, gather_s = whole_s / 2, whole_s / 2 * weight / self._gradient_bytes
         if not rows.zero.any():
             return {"dp": whole_s, "optimizer": self._optimizer_s(held.elements(rows.zero > 0))}
-        share = self._constant("dp.overlap")
+        share = self.site.rates["dp.overlap"]
         forward_s, backward_s = share * one["forward"], share * one["backward"]
         once_s = np.maximum(scatter_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
         every_s = np.maximum(scatter_s + gather_s - backward_s, 0.0) + np.maximum(gather_s - forward_s, 0.0)
@@ -57,7 +52,7 @@ class Replicas:
         if not sharded.any():
             return {}
         gather_s = self._summed_s(self._held(), DTYPE_BYTES[self.spec.dtype])
-        behind_s = self._constant("dp.overlap") * one["forward"]
+        behind_s = self.site.rates["dp.overlap"] * one["forward"]
         return {"dp": np.where(sharded, micro_batches * np.maximum(gather_s / 2 - behind_s, 0.0), 0.0)}
 
     def _held(self) -> Held:
@@ -87,7 +82,7 @@ class Replicas:
     def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Ints) -> Floats:
         """An all-reduce in buckets, among ranks of which a node has `local`."""
         spans = self.rows.dp_spans | self.rows.cp_spans
-        buckets = np.maximum(np.ceil(size_bytes / self._constant("dp.bucket_bytes")), 1.0)
+        buckets = np.maximum(np.ceil(size_bytes / self.site.rates["dp.bucket_bytes"]), 1.0)
         ports = np.where(spans, local, 1)
         return buckets * by_link(self.site, spans, lambda link: all_reduce_s(link, ranks, size_bytes / buckets, ports))
 
@@ -97,7 +92,4 @@ class Replicas:
         wide = max(element_bytes, DTYPE_BYTES["fp32"])
         traffic_s = stream_s(self.site.rates, elements * (7.0 * wide + element_bytes))
         layers = ranks.layers + (ranks.first + 2 * ranks.last) / TENSORS_PER_LAYER
-        return np.hypot(traffic_s, self._constant("optimizer.kernels") * layers * self.site.rates.launch_s)
-
-    def _constant(self, name: str) -> float:
-        return self.site.rates.named.get(name, START[name])
+        return np.hypot(traffic_s, self.site.rates["optimizer.kernels"] * layers * self.site.rates.launch_s)

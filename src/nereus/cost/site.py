@@ -14,8 +14,6 @@ from nereus.cost.rows import Floats
 
 KNOWN_VARIANCE = 0.01
 """Of the logarithm of a class's efficiency on a device kind whose constants were fitted to measurements."""
-DISPATCH_S = 5e-4
-"""Of a command to the workers of a call, where nothing was measured."""
 FITTED = "gemm.share"
 """The constant without which those of a device kind do not count as fitted."""
 UNCERTAINTY = "uncertainty"
@@ -39,7 +37,7 @@ class Site:
     @property
     def dispatch_s(self) -> float:
         """Seconds from a command to the workers of a call until all have answered."""
-        return self.rates.named.get("dispatch_s", DISPATCH_S)
+        return self.rates["dispatch_s"]
 
     @property
     def host_bytes_per_s(self) -> float:

@@ -10,20 +10,17 @@ Hosts that gather the whole model on every device, tensor by tensor, are priced 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MappingProxyType
 
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, Link, ModelSpec
-from nereus.cost.collectives import all_gather_s, by_link, constant
+from nereus.cost.collectives import all_gather_s, by_link
+from nereus.cost.constants import of_link
 from nereus.cost.held import Held
 from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Floats, Ints, Rows
 from nereus.cost.site import Site
-
-START = MappingProxyType({"sync.whole": 0.0, "sync.tensor_s": 0.0})
-"""Whether every device receives the whole model (1) or its shard alone, and the host's seconds for each tensor."""
 
 
 def send_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
@@ -38,8 +35,8 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     elements = held.elements(np.zeros(len(rows), bool)).max(axis=0)
     shard_bytes = elements * DTYPE_BYTES[spec.dtype]
     stored_s = shard_bytes / site.rates.bytes_per_s
-    host_s = _constant(site, "sync.tensor_s")
-    if _constant(site, "sync.whole"):
+    host_s = site.rates["sync.tensor_s"]
+    if site.rates["sync.whole"]:
         return np.asarray(_gathered_s(spec, rows, site) + _tensors(spec) * host_s + stored_s)
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
     travel_s = _over(site, rows, lambda link: shard_bytes / _rate(link) + messages * link.latency_s)
@@ -64,14 +61,10 @@ def _tensors(spec: ModelSpec) -> int:
     return TENSORS_PER_LAYER * spec.layers + routed
 
 
-def _constant(site: Site, name: str) -> float:
-    return site.rates.named.get(name, START[name])
-
-
 def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:
     return np.asarray(by_link(site, rows.tp_spans | rows.cp_spans | rows.pp_spans | rows.dp_spans, price))
 
 
 def _rate(link: Link) -> float:
     """What messages between two devices reach of the link's bytes per second."""
-    return link.bytes_per_s * constant(link, "send.share")
+    return link.bytes_per_s * of_link(link, "send.share")

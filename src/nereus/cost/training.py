@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from nereus.cost.site import Site
 
 Seconds = Mapping[str, Floats]
 """Operation class → ideal seconds by pp rank (first, fullest middle, last) and row."""
-
-START = MappingProxyType({"pp.scatter": 0.0})
-"""The links of a stage boundary that share one hidden state are tp to this power."""
 
 MINI_BATCH_COMMANDS = 2
 """An update is prepared and then committed (D5.6)."""
@@ -176,14 +172,11 @@ class Pipeline:
         rows = self.rows
         if not (rows.pp > 1).any():
             return np.zeros_like(ranks.layers, dtype=float)
-        power = self._constant("pp.scatter")
+        power = self.site.rates["pp.scatter"]
         links = np.where(rows.sequence_parallel, rows.tp, rows.tp**power if power else 1)
         each_s = by_link(self.site, rows.pp_spans, lambda link: send_s(link, hidden_bytes / links))
         neighbours = (rows.pp > 1) * (2 - ranks.first - ranks.last)
         return np.asarray((1 + self.train) * rows.vpp * neighbours * each_s)
-
-    def _constant(self, name: str) -> float:
-        return self.site.rates.named.get(name, START[name])
 
 
 def _distinct(size: Ints, rows: Rows) -> tuple[Ints, Ints]:
