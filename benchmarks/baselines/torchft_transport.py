@@ -23,7 +23,7 @@ class Work:
         from torchft.checkpointing.pg_transport import PGTransport  # type: ignore[import-not-found]
 
         self.rank, self.scenario, self.placed = rank, scenario, scenario.placed
-        pairs = sorted({(move.source, move.target) for move in scenario.exchanges()})
+        pairs = sorted((source, target) for target, source in scenario.copies().items())
         self.to = [target for source, target in pairs if source == rank]
         self.source = next((source for source, target in pairs if target == rank), None)
         self.state: State = filled(scenario.size, self.placed, rank)

@@ -22,6 +22,8 @@ class Work:
         source, self.placement = (placement(scenario.size, u, ranks) for u in (scenario.source, self.placed))
         self.plan = plan_routes(self.tensors.values(), source, self.placement)
         self.source = {f"{name} {kind}": part for (name, kind), part in self._filled(scenario).items()}
+        before, after = source.of(rank), self.placement.of(rank)
+        self.keep = {name: part for name, part in self.source.items() if after.get(name) == before[name]}
         self.target: dict[str, torch.Tensor] = {}
         self.more: dict[str, Any] = {}
 
@@ -34,7 +36,7 @@ class Work:
 
     def run(self) -> None:
         """Allocate, move, agree."""
-        self.target = allocate(self.tensors, self.placement, self.rank)
+        self.target = allocate(self.tensors, self.placement, self.rank, keep=self.keep)
         report = reshard(self.plan, self.source, self.target)
         self.more = {"received_bytes": sum(self.plan.received_bytes.values()), "staging_bytes": report.staging_bytes}
 

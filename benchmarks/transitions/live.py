@@ -1,4 +1,4 @@
-"""Our side as a job uses it: live positions of workers, the coordinator's executor, a group made and dropped each time."""
+"""Our side as a job uses it: live positions of workers, the coordinator's executor, groups made and dropped."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class Broadcast(Work):
     def __init__(self, rank: int, scenario: Scenario) -> None:
         super().__init__(rank, scenario)
         targets: dict[int, set[int]] = {}
-        for move in self.moves:
-            targets.setdefault(move.source, set()).add(move.target)
+        for target, source in scenario.copies().items():
+            targets.setdefault(source, set()).add(target)
         self.groups = {s: distributed.new_group([s, *sorted(found)]) for s, found in sorted(targets.items())}
         self.root = next((s for s, found in targets.items() if rank == s or rank in found), None)
         self.flat = (

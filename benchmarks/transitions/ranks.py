@@ -28,8 +28,8 @@ from torch import distributed
 
 from benchmarks.transitions.scenario import Scenario
 
-WAIT_S = 90.0
-"""No command takes longer."""
+WAIT_S, READY_S = 60.0, 170.0
+"""No command takes longer, nor does a start."""
 HOST = "127.0.0.1"
 
 
@@ -86,7 +86,7 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._answers()
+        self._answers(READY_S)
 
     def call(self, command: str) -> list[Any]:
         """Every rank's answer. Raises RuntimeError with the first rank's error, or at the deadline."""
@@ -114,14 +114,14 @@ class Ranks:
             process.kill()
             process.join(5.0)
 
-    def _answers(self) -> list[Any]:
+    def _answers(self, limit_s: float = WAIT_S) -> list[Any]:
         found: dict[int, Any] = {}
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + limit_s
         while len(found) < len(self._pipes):
             ready = wait([p for rank, p in enumerate(self._pipes) if rank not in found], deadline_s - time.monotonic())
             if not ready:
                 late = sorted(set(range(len(self._pipes))) - found.keys())
-                raise RuntimeError(f"ranks {late} gave no answer for {WAIT_S:g} s")
+                raise RuntimeError(f"ranks {late} gave no answer for {limit_s:g} s")
             for rank, pipe in enumerate(self._pipes):
                 if pipe in ready:
                     try:

@@ -94,6 +94,15 @@ class Scenario:
                     sent[source] += found[-1].bytes
         return found
 
+    def copies(self) -> dict[int, int]:
+        """New device → the source device whose shard it takes whole, where the layout stays; sources take turns."""
+        if (self.source.tp, self.source.pp) != (self.target.tp, self.target.pp):
+            raise ValueError(f"{self.name}: the layout changes, so no shard is copied whole")
+        old = {device for unit in self.source.devices for device in unit}
+        new = [unit for unit in self.placed.devices if not old & set(unit)]
+        pairs = ((unit, self.source.devices[index % len(self.source.devices)]) for index, unit in enumerate(new))
+        return {target: source for unit, twin in pairs for target, source in zip(unit, twin, strict=True)}
+
     def to_json(self) -> str:
         """As one argument of a command line."""
         return json.dumps(asdict(self))
