@@ -12,7 +12,7 @@ import pytest
 from nereus.clusters.file import read
 from nereus.core import DeviceKind, Link, SettingsError, codec
 from nereus.cost.kernel_fit import Attentions, Collectives, Gemms
-from nereus.engine.calibrate import Timings, calibrate, fitted, plan
+from nereus.engine.calibrate import Timings, calibrate, doubted, fitted, plan
 
 TRUE = DeviceKind(
     "made-up",
@@ -84,6 +84,15 @@ def test_the_fit_predicts_the_timings_it_was_made_from() -> None:
     assert link.constants["group.setup_s"] == 0.25
 
 
+def test_a_fit_that_misses_its_own_measurements_is_said_and_makes_plans_uncertain() -> None:
+    kind, _, error = fitted(made_up())
+    assert doubted(kind, error) == (kind, ())
+    unsure, (note,) = doubted(kind, {"gemm": 0.87, "attention": 0.1, "collectives": 1.4})
+    assert "gemm 87 %, collectives 140 %" in note
+    assert "attention" not in note
+    assert unsure.constants["uncertainty"] == pytest.approx(np.log(2.4))
+
+
 def test_a_single_device_has_no_link_to_fit() -> None:
     _, link, error = fitted(replace(made_up(), collectives=None, send_bytes=(), send_s=()))
     assert not link.constants
@@ -102,6 +111,7 @@ def test_two_processes_measure_this_machine_and_the_file_is_read(tmp_path: Path)
     assert cluster.links["intra"].bytes_per_s > 1e6
     assert cluster.links["intra"].constants["group.setup_s"] > 0
     assert kind.constants == pytest.approx(dict(report.kind.constants), rel=1e-3)
+    assert ("uncertainty" in kind.constants) == any("fitted constants miss" in note for note in report.notes)
     assert "written to" in str(report)
     json.dumps(codec.encode(report))
 

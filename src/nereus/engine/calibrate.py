@@ -6,6 +6,7 @@ One machine has no link between nodes: the file repeats the one inside, and says
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from nereus.core import Cluster, Device, DeviceKind, Link, SettingsError
 from nereus.core.sizes import show_bytes
 from nereus.cost.kernel_fit import COLLECTIVE, Attentions, Collectives, Gemms, Kernels, errors, fit_kernels, fit_link
 from nereus.cost.rows import Floats
+from nereus.cost.site import UNCERTAINTY
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.engine.microbench import Repeats
@@ -30,6 +32,8 @@ START_S, MEASURE_S = 120.0, 120.0
 """Deadlines: of workers to be ready, and of one kind of measurement."""
 TORCH = {"bf16": "bfloat16", "fp32": "float32"}
 GROUP = "calibrate"
+DOUBTFUL = 0.25
+"""Median relative error of a class of operations above which its fit is not to be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,11 @@ def calibrate(out: Path, devices: int, quick: bool) -> Report:
         raise SettingsError(f"calibrate: {devices} devices, this machine has {gpus} GPUs")
     timings = measure(devices, plan(gpus > 0, quick), cuda=gpus > 0)
     kind, link, error = fitted(timings)
+    kind, unsure = doubted(kind, error)
     notes = ["one machine: the link between nodes is that inside, measure or correct it before planning several"]
     if devices == 1:
         notes = ["one device: links are not measured but guessed, measure with more devices or correct them"]
+    notes = [*unsure, *notes]
     ids = tuple(Device(index, 0, kind.name) for index in range(devices))
     cluster = Cluster(ids, {kind.name: kind}, {"intra": link, "inter": link})
     try:
@@ -173,6 +179,20 @@ def fitted(timings: Timings) -> tuple[DeviceKind, Link, dict[str, float]]:
         error["collectives"] = float(np.median(found))
         link = replace(link, constants=dict(link.constants) | {"group.setup_s": timings.setup_s})
     return kind, link, error
+
+
+def doubted(kind: DeviceKind, error: Mapping[str, float]) -> tuple[DeviceKind, tuple[str, ...]]:
+    """A kind whose constants miss what they were fitted to: as uncertain as that, and what to tell its user."""
+    missed = {name: value for name, value in error.items() if value > DOUBTFUL}
+    if not missed:
+        return kind, ()
+    words = ", ".join(f"{name} {100 * value:.0f} %" for name, value in missed.items())
+    note = (
+        f"the fitted constants miss half of what was measured by more than {100 * DOUBTFUL:.0f} % ({words}): other "
+        "work ran on this machine, or its kernels behave otherwise; measure again while it is idle before you trust a plan"
+    )
+    uncertainty = math.log1p(max(missed.values()))
+    return replace(kind, constants={**kind.constants, UNCERTAINTY: uncertainty}), (note,)
 
 
 _NOT_HERE = ("collective.few_ranks", "latency_s")
