@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 
 from nereus.core.errors import SettingsError
@@ -56,33 +57,11 @@ class Workflow:
 
     def edges(self) -> tuple[tuple[str, str], ...]:
         """(earlier, later) call names: the writer of a column before its readers, updates after all else of a unit."""
-        writers = {column: call.name for call in self.calls for column in call.writes}
-        data = {(writers[c], call.name) for call in self.calls for c in call.reads if c in writers}
-        state = {
-            (other.name, call.name)
-            for call in self.calls
-            if call.work is Work.UPDATE
-            for other in self.calls
-            if other.model_stage == call.model_stage and other.work is not Work.UPDATE
-        }
-        return tuple(sorted(data | state))
+        return _edges(self.calls)
 
     def order(self) -> tuple[str, ...]:
         """Call names in an order that respects every edge; else generation, inference, training, as in `calls`."""
-        rank = {call.name: (call.model_stage.stage.order, index) for index, call in enumerate(self.calls)}
-        before: dict[str, set[str]] = {name: set() for name in rank}
-        for earlier, later in self.edges():
-            before[later].add(earlier)
-        sorter = TopologicalSorter(before)
-        sorter.prepare()
-        found: list[str] = []
-        ready: set[str] = set()
-        while sorter.is_active():
-            ready |= set(sorter.get_ready())
-            found.append(min(ready, key=rank.__getitem__))
-            ready.remove(found[-1])
-            sorter.done(found[-1])
-        return tuple(found)
+        return _order(self.calls)
 
     def call(self, name: str) -> Call:
         """The call named `name`."""
@@ -104,3 +83,35 @@ class Workflow:
     def updated(self, model_stage: ModelStage) -> bool:
         """Whether the model-stage holds an optimizer."""
         return any(call.work is Work.UPDATE for call in self.calls_of(model_stage))
+
+
+@lru_cache(maxsize=64)
+def _edges(calls: tuple[Call, ...]) -> tuple[tuple[str, str], ...]:
+    writers = {column: call.name for call in calls for column in call.writes}
+    data = {(writers[c], call.name) for call in calls for c in call.reads if c in writers}
+    state = {
+        (other.name, call.name)
+        for call in calls
+        if call.work is Work.UPDATE
+        for other in calls
+        if other.model_stage == call.model_stage and other.work is not Work.UPDATE
+    }
+    return tuple(sorted(data | state))
+
+
+@lru_cache(maxsize=64)
+def _order(calls: tuple[Call, ...]) -> tuple[str, ...]:
+    rank = {call.name: (call.model_stage.stage.order, index) for index, call in enumerate(calls)}
+    before: dict[str, set[str]] = {name: set() for name in rank}
+    for earlier, later in _edges(calls):
+        before[later].add(earlier)
+    sorter = TopologicalSorter(before)
+    sorter.prepare()
+    found: list[str] = []
+    ready: set[str] = set()
+    while sorter.is_active():
+        ready |= set(sorter.get_ready())
+        found.append(min(ready, key=rank.__getitem__))
+        ready.remove(found[-1])
+        sorter.done(found[-1])
+    return tuple(found)

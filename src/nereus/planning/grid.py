@@ -15,7 +15,7 @@ What is looked at:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -164,7 +164,7 @@ class Grids:
         anywhere = self._anywhere(model_stage, pps, choices, pin, whole)
         for tp, cp in product(tps, cps):
             packing = self._packing(tp, cp)
-            every = np.array([(pp, *astuple(packing.runs(pp))) for pp in pps], dtype=np.int64).reshape(-1, 4)
+            every = np.array([(pp, *packing.runs(pp).columns) for pp in pps], dtype=np.int64).reshape(-1, 4)
             few = tp * cp * every[:, :1] * choices <= EXACT_POOL
             which, replicas = np.nonzero((choices <= every[:, 1:2]) & (anywhere | few))
             if not len(which):

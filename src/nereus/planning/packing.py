@@ -23,6 +23,11 @@ class Runs:
     pp_from: int
     dp_from: int
 
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """In the order of the fields."""
+        return self.most, self.pp_from, self.dp_from
+
 
 class Packing:
     """Blocks of tp × cp devices dealt to nodes of `sizes` free devices in turn; a node keeps what a block leaves over.
