@@ -189,7 +189,8 @@ def doubted(kind: DeviceKind, error: Mapping[str, float]) -> tuple[DeviceKind, t
     words = ", ".join(f"{name} {100 * value:.0f} %" for name, value in missed.items())
     note = (
         f"the fitted constants miss half of what was measured by more than {100 * DOUBTFUL:.0f} % ({words}): other "
-        "work ran on this machine, or its kernels behave otherwise; measure again while it is idle before you trust a plan"
+        "work ran on this machine, or its kernels behave otherwise; measure again while it is idle before trusting "
+        "a plan"
     )
     uncertainty = math.log1p(max(missed.values()))
     return replace(kind, constants={**kind.constants, UNCERTAINTY: uncertainty}), (note,)
