@@ -12,7 +12,7 @@ import pytest
 
 from nereus.core import Assignment, Candidate, Capabilities, Layout, Pin, Plan, SettingsError
 from nereus.planning.problem import Problem
-from nereus.report import html, plan_json, plan_page
+from nereus.report import html, plan_json, plan_page, tables
 from nereus.report.answer import IMPORTED, PINNED, Answer, answer
 from tests.controller.world import WORKFLOW
 from tests.fakes import TRAINING, cluster, workload
@@ -104,6 +104,17 @@ def test_pinned_degrees_are_shown_beside_the_best_without(plain: Answer) -> None
     assert found.best is found.comparison.view
     assert found.comparison.other is not None
     assert found.comparison.other.step_s == pytest.approx(plain.best.step_s)
+
+
+def test_the_page_has_the_order_of_the_terminal() -> None:
+    """Verdict, the plan with the pins, then the best without and where they differ."""
+    pinned = replace(PROBLEM, capabilities=replace(ABLE, pins={TRAINING: Pin(tp=1, pp=1, dp=1)}))
+    found = answer(pinned, widest=ABLE, advise=False)
+    assert found.comparison is not None
+    titles = re.findall(r"<h2>(.*?)</h2>", plan_page.page(found, "job"))
+    own = [f"The {PINNED}", "The plan with the pins", "The best plan without pins", "Where they differ"]
+    assert [title for title in titles if title in own] == own
+    assert tables.verdict(found.comparison) in plan_page.page(found, "job")
 
 
 def test_the_json_reads_back_to_the_same_job_and_plan(plain: Answer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereus.core import Capabilities, Pin
+from nereus.core import Capabilities, ModelStage, Pin
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
 from nereus.report import close
@@ -55,6 +55,22 @@ def test_another_tp_of_a_heavy_model_stage_is_the_best_plan_with_it() -> None:
         )  # fmt: skip
         assert other.step_s >= fastest * (1 - 1e-9)
         assert other.slower == pytest.approx(other.step_s / first.estimate.step_s - 1)
+        name, _, tp = other.asked.rpartition(" tp")
+        assert other.plan.of(ModelStage.parse(name)).candidate.layout.tp == int(tp)
+        assert close.row(other)[2].startswith(f"with {other.asked}:; ")
+
+
+def test_a_plan_beside_the_best_says_which_calls_take_longer() -> None:
+    """Differences by call, the largest first; those that do not matter to the step are left out."""
+    plan = search(PROBLEM, 1).best[0].plan
+    calls = (("update", 1.5), ("generate", -0.25), ("scores", 0.02), ("sync", 0.001))
+    assert RunnerUp(plan, 10.0, 0.1, "change", (ACTOR,), calls).why == "update +1.5 s, generate -0.25 s, scores +0.02 s"
+    first, *others = search(PROBLEM, 4).best
+    for other in others:
+        found = RunnerUp.of(first, other)
+        sizes = [abs(more) for _, more in found.calls]
+        assert sizes == sorted(sizes, reverse=True)
+        assert found.step_s - first.estimate.step_s <= sum(max(more, 0.0) for _, more in found.calls) + 1e-9
 
 
 def test_what_is_pinned_has_no_alternatives() -> None:

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import version
@@ -103,6 +104,13 @@ def options_of(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
         return command
 
     return made
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is being done, until it is done; takes other words for it. Logs are spared."""
+    with err.status(text) as status:
+        yield status.update
 
 
 def save(flag: str, path: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from nereus.cli._app import app, echo_json, err, options_of, out, save
+from nereus.cli._app import app, echo_json, err, options_of, out, save, waiting
 from nereus.cli.plan_options import PlanOptions
 from nereus.core import InfeasibleError, SettingsError
 from nereus.report import plan_json, plan_page, tables
@@ -30,14 +30,16 @@ def plan(asked: PlanOptions) -> None:
     if not 1 <= asked.top <= MOST_PLANS:
         raise SettingsError(f"--top {asked.top}, must be at least 1 and at most {MOST_PLANS}")
     question = ask(asked)
-    found = plan_answer(
-        question.problem,
-        own=question.own,
-        unplaced=question.unplaced,
-        widest=question.widest,
-        top=asked.top,
-        advise=asked.advice,
-    )
+    with waiting("searching for the fastest plan that fits") as tell:
+        found = plan_answer(
+            question.problem,
+            own=question.own,
+            unplaced=question.unplaced,
+            widest=question.widest,
+            top=asked.top,
+            advise=asked.advice,
+            tell=tell,
+        )
     show(question, found, asked.html, asked.as_json)
 
 

@@ -42,7 +42,8 @@ class PlanOptions:
     reward_model: Name = None
     reference_model: Name = None
     verifier: Annotated[bool, option("Rewards come without a model.", JOB, name="--verifier")] = False
-    precision: Annotated[str | None, option("bf16, fp16 or fp32.", JOB)] = None
+    precision: Annotated[str | None, option("bf16, fp16, fp32, or fp8 for matrix products alone.", JOB)] = None
+    generation_precision: Annotated[str | None, option("bf16 or fp8, if not --precision.", JOB)] = None
     cluster: Annotated[str | None, option("Machines by name (h200x8), or a cluster file.", JOB, "NAME|FILE")] = None
     nodes: Annotated[int | None, option("How many machines.", JOB, "N")] = None
     devices: Annotated[int | None, option("Plan for the first N devices instead.", JOB, "N")] = None

@@ -11,7 +11,9 @@ from nereus.core.layout import Layout
 from nereus.core.model_stage import ModelStage
 
 LISTED = 16
-"""Up to so many devices are listed one by one."""
+"""A pool of up to so many devices is small enough to name every one."""
+FEW = 8
+"""Up to so many devices are listed one by one, more of them as ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Candidate:
     sequence_parallel: bool = False
     vpp: int = 1
     precision: str = ""
-    """What its matrix products run in, such as fp8; empty: the dtype of the spec."""
+    """What its matrix products run in, such as fp8; empty: what the workflow says."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "micro_batch", "cp", "ep", "vpp"):
@@ -131,7 +133,7 @@ class Plan:
 def listed(devices: Iterable[int]) -> str:
     """`0,1,4` of few devices, `0-15, 32-47` of many."""
     numbers = sorted(devices)
-    return ",".join(map(str, numbers)) if len(numbers) <= LISTED else ranges(numbers)
+    return ",".join(map(str, numbers)) if len(numbers) <= FEW else ranges(numbers)
 
 
 def ranges(numbers: Iterable[int]) -> str:

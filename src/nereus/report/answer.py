@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from nereus.controller.changes import changes
@@ -109,11 +109,13 @@ def answer(
     unplaced: str = "",
     top: int = 8,
     advise: bool = True,
+    tell: Callable[[str], object] = str,
 ) -> Answer:
     """Search, judge the plan the asker has, and look for what would help.
 
     `widest` is what the job's host could be told to do, its pins what the host itself fixes; `unplaced` says why there
-    is no `own` plan where there should be one. Raises SettingsError for pins that no plan can meet.
+    is no `own` plan where there should be one; `tell` hears what is being looked for. Raises SettingsError for pins
+    that no plan can meet.
     """
     model = problem.model()
     try:
@@ -121,6 +123,7 @@ def answer(
     except InfeasibleError as error:
         result, shortage, short_bytes = None, str(error), error.short_bytes
     best = PlanView.of(problem, model, result.best[0]) if result else None
+    tell("looking for plans beside it")
     others = close.alternatives(problem, result.best[0], best) if result and best and advise else ()
     if own is None and not unplaced:
         comparison = _pinned(problem, model, best, shortage, widest.pins)
@@ -129,6 +132,7 @@ def answer(
         best = comparison.better
     found: tuple[Advice, ...] = ()
     if advise:
+        tell("nothing fits: looking for the smallest change that helps" if best is None else "looking for what helps")
         found = advice.gains(problem, best.step_s, widest) if best else advice.remedies(problem, widest, short_bytes)
     return Answer(problem, best, result, shortage, close.runners_up(result), comparison, found, others)
 

@@ -18,6 +18,8 @@ TIE = 1e-3
 """Plans that are slower by no more than this are as fast as the best."""
 Row = tuple[str, str, str]
 """Seconds of a step, how much slower, what differs."""
+CALLS = 3
+"""Calls that are named for the difference of two plans."""
 HEAVIEST = 2
 """Model-stages of which other layouts are tried."""
 
@@ -31,13 +33,27 @@ class RunnerUp:
     slower: float
     changes: str
     where: tuple[ModelStage, ...]
+    calls: tuple[tuple[str, float], ...] = ()
+    """The calls whose seconds differ, by how much, the largest difference first."""
+    asked: str = ""
+    """What was fixed to find it."""
 
     @classmethod
-    def of(cls, first: Scored, other: Scored) -> RunnerUp:
+    def of(cls, first: Scored, other: Scored, asked: str = "") -> RunnerUp:
         """One plan beside the best."""
         step_s, best, plan = other.estimate.step_s, first.plan, other.plan
         where = tuple(ms for ms in plan.model_stages if plan.of(ms) != best.of(ms))
-        return cls(plan, step_s, step_s / first.estimate.step_s - 1, changes(best, plan), where)
+        theirs, ours = other.estimate.call_s, first.estimate.call_s
+        differ = {call: seconds - ours.get(call, 0.0) for call, seconds in theirs.items()}
+        calls = tuple(sorted(differ.items(), key=lambda entry: -abs(entry[1])))
+        slower = step_s / first.estimate.step_s - 1
+        return cls(plan, step_s, slower, changes(best, plan), where, calls, asked)
+
+    @property
+    def why(self) -> str:
+        """Where the time goes: the calls that differ most, as far as they matter to the step."""
+        told = [(call, more) for call, more in self.calls if abs(more) > TIE * self.step_s]
+        return ", ".join(f"{call} {'+' if more > 0 else '-'}{show_seconds(abs(more))} s" for call, more in told[:CALLS])
 
 
 def runners_up(result: SearchResult | None) -> tuple[RunnerUp, ...]:
@@ -56,7 +72,7 @@ def alternatives(problem: Problem, first: Scored, view: PlanView) -> tuple[Runne
         pin = problem.capabilities.pin(model_stage)
         for tp in _next_tps(problem, model_stage, first.plan) if pin.tp is None else ():
             if other := _with_pin(problem, model_stage, replace(pin, tp=tp)):
-                found.append(RunnerUp.of(first, other))
+                found.append(RunnerUp.of(first, other, f"{model_stage} tp{tp}"))
     return tuple(found)
 
 
@@ -98,4 +114,5 @@ def rows(others: Sequence[RunnerUp]) -> Iterator[Row]:
 
 def row(other: RunnerUp, more: str = "") -> Row:
     """One plan."""
-    return show_seconds(other.step_s), f"{other.slower:.1%}", other.changes + more
+    parts = (f"with {other.asked}:" if other.asked else "", other.why, other.changes + more)
+    return show_seconds(other.step_s), f"{other.slower:.1%}", "; ".join(filter(None, parts))

@@ -65,6 +65,8 @@ def _beside(other: RunnerUp) -> dict[str, Any]:
         "step_s": other.step_s,
         "slower": other.slower,
         "changes": other.changes,
+        "asked": other.asked,
+        "calls": [{"call": call, "more_s": more_s} for call, more_s in other.calls],
         "plan": codec.encode(other.plan),
     }
 

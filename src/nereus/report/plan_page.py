@@ -23,10 +23,12 @@ def page(shown: Answer, name: str, assumptions: Sequence[str] = (), notes: Seque
     if shown.best is None:
         parts.append(f'<p class="bad">{escape(shown.shortage)}</p>')
     if shown.comparison is not None:
-        parts += _comparison(shown.comparison)
+        parts += _verdict(shown.comparison)
     if shown.best is not None and not (shown.comparison and shown.comparison.shows(shown.best)):
         pinned = shown.comparison is not None and shown.comparison.own == PINNED
         parts += plan(shown.best, "The plan with the pins" if pinned else "The best plan")
+    if shown.comparison is not None:
+        parts += _difference(shown.comparison)
     if shown.result is not None:
         parts.append(f"<p>Of all others: {escape(tables.bound(shown.result))}.</p>")
     for title, found in tables.beside(shown):
@@ -119,21 +121,28 @@ def memory(rows: Sequence[MemoryView], model_stages: Sequence[str] = ()) -> str:
     return html.legend(names) + html.svg(len(shown), shapes) + rest + hint
 
 
-def _comparison(found: Comparison) -> list[str]:
-    parts = [f"<h2>The {escape(found.own)}</h2>"]
+def _verdict(found: Comparison) -> list[str]:
+    """As the terminal has it: the verdict, and an imported configuration as a plan."""
+    parts = [f"<h2>The {escape(found.own)}</h2>", f"<p>{escape(tables.verdict(found))}</p>"]
     if found.reason:
-        parts.append(f'<p class="bad">{found.verdict}: {escape(found.reason)}</p>')
-    if found.slower is not None and found.view is not None and found.other is not None:
-        parts.append(
-            f"<p>{show_seconds(found.view.step_s)} s a step; the best plan takes {show_seconds(found.other.step_s)} s "
-            f"({found.slower:+.1%}). To the best plan: {escape(found.changes)}</p>"
-        )
-        rows = ((call, show_seconds(own), show_seconds(best), f"{best - own:+.3g}") for call, own, best in found.calls)
-        parts.append(html.table(("call", "own s", "best s", "difference s"), rows))
+        parts.append(f'<p class="bad">{escape(found.reason)}</p>')
     if found.view is not None and found.own == IMPORTED:
         parts += plan(found.view, f"The {found.own} as a plan")
-    elif found.other is not None and found.better is found.other:
+    return parts
+
+
+def _difference(found: Comparison) -> list[str]:
+    """What the best plan does otherwise."""
+    parts: list[str] = []
+    if found.other is None or found.better is not found.other:
+        return parts
+    if found.own == PINNED:
         parts += plan(found.other, "The best plan without pins")
+    if found.calls:
+        rows = ((call, show_seconds(own), show_seconds(best), f"{best - own:+.3g}") for call, own, best in found.calls)
+        columns = ("call", f"{found.own} s", "best plan s", "difference s")
+        parts += ["<h2>Where they differ</h2>", html.table(columns, rows)]
+        parts.append(f"<p>To the best plan: {escape(found.changes)}</p>")
     return parts
 
 

@@ -21,7 +21,7 @@ EXAMPLES = 3
 """Refused candidates that are named for each reason; the others are counted."""
 TERMS = 2
 """Contents of a device's memory that are named; the others are summed."""
-FULLEST = 12
+FULLEST = 6
 """Groups of devices whose memory is shown, the fullest first."""
 
 
@@ -113,18 +113,22 @@ def mostly(classes: Mapping[str, float]) -> str:
     return f"{CLASSES.get(name, name)} {classes[name] / max(sum(classes.values()), 1e-12):.0%}"
 
 
+def verdict(found: Comparison) -> str:
+    """On the plan that the asker has, beside the best one."""
+    words = f"{found.own}: {found.verdict}"
+    if found.view is not None:
+        words += f"; {show_seconds(found.view.step_s)} s a step"
+    if found.better is found.view and found.fits:
+        return f"{words}, no faster plan was found"
+    if found.slower is None or found.other is None:
+        return words
+    more = "more" if found.slower >= 0 else "less"
+    return f"{words}, {abs(found.slower):.1%} {more} than the best plan ({show_seconds(found.other.step_s)} s)"
+
+
 def _comparison(found: Comparison) -> list[RenderableType]:
     """The verdict on the plan that the asker has."""
-    parts: list[RenderableType] = []
-    verdict = f"{found.own}: {found.verdict}"
-    if found.view is not None:
-        verdict += f"; {show_seconds(found.view.step_s)} s a step"
-    if found.better is found.view and found.fits:
-        verdict += ", no faster plan was found"
-    elif found.slower is not None and found.other is not None:
-        more = "more" if found.slower >= 0 else "less"
-        verdict += f", {abs(found.slower):.1%} {more} than the best plan ({show_seconds(found.other.step_s)} s)"
-    parts.append(escape(verdict))
+    parts: list[RenderableType] = [escape(verdict(found))]
     if found.reason:
         parts.append(escape(found.reason))
     if found.view is not None and found.own == IMPORTED:
@@ -183,7 +187,11 @@ def _memory(rows: Sequence[MemoryView]) -> Table:
         share = f"{row.share:.0%} of {show_bytes(row.usable_bytes)}"
         table.add_row(escape(row.where), f"{row.count:,}", show_bytes(row.peak_bytes), share, escape(contents(row)))
     if len(rows) > FULLEST:
-        table.add_row(f"{len(rows) - FULLEST} more groups, less full", "", "", "", "")
+        rest = rows[FULLEST:]
+        peaks = f"{show_bytes(rest[-1].peak_bytes)} to {show_bytes(rest[0].peak_bytes)}"
+        shares = f"{rest[-1].share:.0%} to {rest[0].share:.0%}"
+        count = sum(row.count for row in rest)
+        table.add_row(f"{count:,} others in {len(rest)} group{'s' * (len(rest) > 1)}", "", peaks, shares, "")
     return table
 
 
@@ -205,7 +213,7 @@ def _close(title: str, rows: Sequence[close.Row]) -> Table:
 def _refused(refused: Collection[Rejection]) -> Table:
     table = _table("refused", "why", "how many", "for example")
     for entry in grouped(refused):
-        table.add_row(escape(entry["reason"]), str(entry["count"]), escape("\n".join(entry["examples"])))
+        table.add_row(escape(entry["reason"]), f"{entry['count']:,}", escape("\n".join(entry["examples"])))
     return table
 
 
