@@ -20,6 +20,7 @@ def place(candidate: Candidate, nodes: Slots) -> Units:
     """
     tp, cp = candidate.layout.tp, candidate.cp
     piece = tp * cp if any(len(node) >= tp * cp for node in nodes) else tp
+    pp, dp = candidate.layout.pp, candidate.dp
     flat: list[int] = []
     wanted = candidate.devices
     for node in nodes:
@@ -28,10 +29,15 @@ def place(candidate: Candidate, nodes: Slots) -> Units:
         flat += node[: len(node) // piece * piece]
     if len(flat) < wanted:
         raise ValueError(f"{candidate}: {len(flat)} devices in blocks of {piece}, {wanted} are needed")
-    blocks = [tuple(flat[start : start + tp * cp]) for start in range(0, wanted, tp * cp)]
-    pp, dp = candidate.layout.pp, candidate.dp
-    units = (blocks[unit::dp] if candidate.ep > 1 else blocks[unit * pp : (unit + 1) * pp] for unit in range(dp))
-    return tuple(tuple(chain.from_iterable(unit)) for unit in units)
+    if candidate.ep == 1:
+        return _cut(flat[:wanted], tp * cp * pp)
+    blocks = _cut(flat[:wanted], tp * cp)
+    return tuple(tuple(chain.from_iterable(blocks[unit::dp])) for unit in range(dp))
+
+
+def _cut(devices: Sequence[int], size: int) -> Units:
+    """Neighbours in sets of this size."""
+    return tuple(zip(*[iter(devices)] * size, strict=True))
 
 
 def shared_out(
