@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nereus.core import Calibration, Candidate, Cluster, Device, Efficiency, Layout, ModelStage, Plan
+from nereus.core import Calibration, Candidate, Cluster, Device, DeviceKind, Efficiency, Layout, ModelStage, Plan
 from nereus.cost.operations import CLASSES
 from nereus.cost.rows import Rows
 from nereus.cost.schedule import SYNC
@@ -158,3 +158,22 @@ def test_a_group_of_two_kinds_goes_at_the_pace_of_the_slower() -> None:
     assert by_kind["cpu"] < by_kind["old"] == pytest.approx(both)
     across = plan(*(assignment(ms, tp=2, first=1) for ms in STAGES))
     assert model.call_s(across)["update_actor"] == pytest.approx(both)
+
+
+def test_a_workflow_says_what_products_of_a_model_stage_run_in() -> None:
+    kind = DeviceKind("gpu", 10**12, {"fp32": 1e9, "bf16": 1e9, "fp8": 4e9}, 1e15, constants={"gemm.share": 1.0})
+    pool = replace(cluster(2), kinds={"gpu": kind}, devices=tuple(Device(index, 0, "gpu") for index in range(2)))
+    flow = ppo(SMALL)
+    plain, low = (
+        StepModel(replace(flow, precisions=precisions), WORKLOAD, pool, PERFECT)
+        for precisions in ({}, {REFERENCE: "fp8"})
+    )
+    of_reference, of_actor = Candidate(REFERENCE, Layout(), 1), Candidate(ACTOR, Layout(), 1)
+    rows = row(REFERENCE, of_reference)
+    fast, slow = (model.price(REFERENCE, rows, "gpu").call_s["reference_log_probs"] for model in (low, plain))
+    assert fast < slow
+    assert fast == plain.price(REFERENCE, rows, "gpu", "fp8").call_s["reference_log_probs"]
+    rows = row(ACTOR, of_actor)
+    assert (
+        low.price(ACTOR, rows, "gpu").call_s["update_actor"] == plain.price(ACTOR, rows, "gpu").call_s["update_actor"]
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nereus.core import Capabilities, Head, Lengths, SettingsError
+from nereus.core import Capabilities, Head, Lengths, SettingsError, Stage
 from nereus.settings import flags as by_flags
 from nereus.settings.flags import Flags
 from nereus.settings.host import Host
@@ -53,6 +53,20 @@ def test_a_full_question_is_the_problem_that_was_meant() -> None:
     }
     assert problem.workflow.specs["critic"].head is Head.SCALAR
     assert problem.workflow.specs["actor"].dtype == "bf16"
+
+
+def test_fp8_is_of_matrix_products_alone_and_generation_may_differ() -> None:
+    def precisions(**changed: Any) -> tuple[set[str], set[str]]:
+        flow = by_flags.question(replace(GIVEN, **changed)).problem.workflow
+        assert {spec.dtype for spec in flow.specs.values()} == {"bf16"}
+        generating = {ms for ms in flow.model_stages if ms.stage is Stage.GENERATION}
+        rest = set(flow.model_stages) - generating
+        return {flow.precision(ms) for ms in generating}, {flow.precision(ms) for ms in rest}
+
+    assert precisions() == ({"bf16"}, {"bf16"})
+    assert precisions(precision="fp8") == ({"fp8"}, {"fp8"})
+    assert precisions(generation_precision="fp8") == ({"fp8"}, {"bf16"})
+    assert precisions(precision="fp8", generation_precision="bf16") == ({"bf16"}, {"fp8"})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +115,10 @@ def test_what_is_assumed_is_said_with_the_flag_that_says_it(changed: dict[str, A
         ({"model": "x" * 5000}, ["is unknown"]),
         ({"algorithm": "../ppo"}, ["cannot load '../ppo'"]),
         ({"response": "1000:2500:200000"}, ["200,000", "131,072 positions"]),
-        ({"precision": "int8"}, ["int8", "bf16, fp16, fp32"]),
+        ({"precision": "int8"}, ["int8", "bf16, fp16, fp32, fp8"]),
+        ({"precision": "fp8", "cluster": "a100-80x8"}, ["fp8: a100-80 computes in bf16"]),
+        ({"generation_precision": "fp16"}, ["--generation-precision 'fp16'", "bf16, fp8"]),
+        ({"precision": "fp16", "generation_precision": "fp8"}, ["--generation-precision fp8 goes with", "fp16"]),
         ({"algorithm": "grpo", "critic_model": "llama-3.1-8b"}, ["grpo has no critic"]),
         ({"verifier": True, "reward_model": "llama-3.1-8b"}, ["--verifier", "--reward-model"]),
         ({"reward_model": "llama-2-7b"}, ["vocabulary of 32000", "128256"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -40,6 +40,8 @@ class Workflow:
     specs: Mapping[str, ModelSpec]
     weight_syncs: tuple[tuple[ModelStage, ModelStage], ...] = ()
     asynchronous: bool = False
+    precisions: Mapping[ModelStage, str] = field(default_factory=dict)
+    """What matrix products of a model-stage run in, such as fp8, where not in its model's dtype."""
 
     def __post_init__(self) -> None:
         names = [call.name for call in self.calls]
@@ -79,6 +81,10 @@ class Workflow:
     def spec(self, model_stage: ModelStage) -> ModelSpec:
         """The sizes of a model-stage's model."""
         return self.specs[model_stage.model]
+
+    def precision(self, model_stage: ModelStage) -> str:
+        """What matrix products of a model-stage run in."""
+        return self.precisions.get(model_stage, self.spec(model_stage).dtype)
 
     def updated(self, model_stage: ModelStage) -> bool:
         """Whether the model-stage holds an optimizer."""

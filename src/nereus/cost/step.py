@@ -79,10 +79,10 @@ class StepModel:
     def price(self, model_stage: ModelStage, rows: Rows, kinds: str | Collection[str], precision: str = "") -> Prices:
         """What every row costs on devices of one kind, or on several kinds at the pace of the slowest.
 
-        `precision` is that of the matrix products; empty means the dtype of the model.
+        `precision` is that of the matrix products; empty means what the workflow says.
         """
         names = frozenset({kinds} if isinstance(kinds, str) else kinds)
-        site = self._site(names, precision or self.workflow.spec(model_stage).dtype)
+        site = self._site(names, precision or self.workflow.precision(model_stage))
         found = self._priced(model_stage, rows, site)
         sync_s = found.pop(SYNC).seconds
         resident, transient = self._memory(model_stage, rows, names)
@@ -139,7 +139,7 @@ class StepModel:
         rows, kinds = Rows.placed(assignment, spec.layers, self._nodes_of(assignment)), self._kinds(assignment)
         key = (candidate, kinds, *rows.groups(0))
         if key not in self._costs:
-            site = self._site(kinds, candidate.precision or spec.dtype)
+            site = self._site(kinds, candidate.precision or self.workflow.precision(candidate.model_stage))
             priced = self._priced(candidate.model_stage, rows, site)
             self._costs[key] = {name: self._cost(name, price, site) for name, price in priced.items()}
         return self._costs[key]

@@ -97,7 +97,10 @@ def overrides(framework: str, plan: Plan, workflow: Workflow, workload: Workload
     if fp:
         raise asked.refuse(fp[0].model_stage, f"its precision {fp[0].precision} has no override here")
     lines: list[str] = module.lines(asked)
-    return lines
+    return lines + [
+        f"# {model_stage} is planned in {precision}: no override here says so, your own configuration has to"
+        for model_stage, precision in workflow.precisions.items()
+    ]
 
 
 def unknown_keys(framework: str, lines: list[str]) -> tuple[str, ...] | None:

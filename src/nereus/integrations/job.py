@@ -44,6 +44,7 @@ LOGITS = {
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 OWN_NAMES = {"ppo": ("ppo", "gae"), "grpo": ("grpo", "group_norm"), "remax": ("remax",)}
 """What frameworks call the algorithms whose calls are planned."""
+ROLLOUT = ModelStage("actor", Stage.GENERATION)
 USUAL_DTYPE = "bfloat16"
 """Where a file names none."""
 
@@ -244,6 +245,7 @@ def _workflow(found: Imported, sizes: Mapping[str, ModelSpec]) -> Workflow:
         calls=kept,
         specs={role: sizes[role] for role in found.roles},
         asynchronous=found.asynchronous,
+        precisions={ROLLOUT: "fp8"} if "fp8" in (found.rollout.dtype or "") else {},
     )
 
 

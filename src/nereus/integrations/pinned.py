@@ -149,8 +149,7 @@ class _Placer:
     def engine(self, model_stage: ModelStage, layout: Layout, dp: int, ep: int) -> Candidate:
         """Generation: as many sequences at once as the engine's share of memory has room for beside all else."""
         share = -(-self.workload.sequences // dp)
-        precision = "fp8" if "fp8" in (self.found.rollout.dtype or "") else ""
-        plain = Candidate(model_stage, layout, dp, share, offload=self.found.colocated, precision=precision, ep=ep)
+        plain = Candidate(model_stage, layout, dp, share, offload=self.found.colocated, ep=ep)
         if self.found.kv_share is None:
             return plain
         spec = self.workflow.spec(model_stage)

@@ -8,7 +8,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from nereus.clusters import file, named
-from nereus.core import Capabilities, Cluster, Lengths, ModelSpec, SettingsError, Workload, plugins
+from nereus.core import (
+    Capabilities,
+    Cluster,
+    Lengths,
+    ModelSpec,
+    ModelStage,
+    SettingsError,
+    Stage,
+    Workflow,
+    Workload,
+    plugins,
+)
 from nereus.core.ports import Algorithm
 from nereus.cost import lengths as distribution
 from nereus.integrations import hosts
@@ -19,7 +30,9 @@ from nereus.settings.host import Host
 from nereus.settings.question import Question
 
 ALGORITHMS = "nereus.algorithms"
-PRECISIONS = ("bf16", "fp16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+LOW = "fp8"
+"""Of matrix products alone: all else stays in bf16."""
 SEQUENCES = 1024
 """Sequences of a step where no batch is given."""
 ANY_HOST = Host()
@@ -44,6 +57,7 @@ class Flags:
     reference_model: str | None = None
     verifier: bool = False
     precision: str | None = None
+    generation_precision: str | None = None
     batch: int | None = None
     samples: int | None = None
     mini_batch: int | None = None
@@ -84,6 +98,7 @@ def question(flags: Flags, host: Host = ANY_HOST) -> Question:
     work = _workload(flags, specs, taken)
     method.check(work)
     flow = replace(method.workflow(specs), asynchronous=flags.asynchronous)
+    flow = replace(flow, precisions=_precisions(flags, flow, machine, taken))
     name = f"{flags.algorithm} of {flags.model} on {len(machine.ids):,} devices"
     if host.made_for is not None:
         trainer = hosts.Trainer.parse(host.made_for)
@@ -133,6 +148,7 @@ def _specs(flags: Flags, method: Algorithm, taken: list[str]) -> tuple[dict[str,
     precision = flags.precision or PRECISIONS[0]
     if precision not in PRECISIONS:
         raise SettingsError(f"--precision {precision!r}, valid: {', '.join(PRECISIONS)}")
+    precision = PRECISIONS[0] if precision == LOW else precision
     if flags.precision is None:
         _assume(taken, "bf16 compute with fp32 master weights and moments", "--precision")
     given = {"actor": flags.model} | {
@@ -146,6 +162,26 @@ def _specs(flags: Flags, method: Algorithm, taken: list[str]) -> tuple[dict[str,
     found = {role: models.planned(name, role, precision) for role, name in names.items()}
     models.check_vocabularies(found, "--{role}-model")
     return found, names
+
+
+def _precisions(flags: Flags, flow: Workflow, machine: Cluster, taken: list[str]) -> dict[ModelStage, str]:
+    """The model-stages whose matrix products run in fp8. Raises SettingsError where the devices have none."""
+    apart = flags.generation_precision
+    if apart is not None and apart not in (PRECISIONS[0], LOW):
+        raise SettingsError(f"--generation-precision {apart!r}, valid: {PRECISIONS[0]}, {LOW}")
+    if apart is not None and flags.precision not in (None, PRECISIONS[0], LOW):
+        raise SettingsError(f"--generation-precision {apart} goes with --precision bf16 or fp8, not {flags.precision}")
+    generating = apart or flags.precision
+    wanted = {ms: generating if ms.stage is Stage.GENERATION else flags.precision for ms in flow.model_stages}
+    found = {ms: LOW for ms, precision in wanted.items() if precision == LOW}
+    if not found:
+        return {}
+    for kind in machine.kinds.values():
+        if LOW not in kind.peak_flops:
+            raise SettingsError(f"fp8: {kind.name} computes in {', '.join(kind.peak_flops)}: give --precision bf16")
+    stages = ", ".join(dict.fromkeys(str(ms.stage) for ms in found))
+    taken.append(f"fp8 for matrix products of layers in {stages}; all else, and what memory holds, is in bf16")
+    return found
 
 
 def _workload(flags: Flags, specs: Mapping[str, ModelSpec], taken: list[str]) -> Workload:
