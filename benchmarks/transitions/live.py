@@ -48,7 +48,16 @@ class Program:
 
     def handlers(self) -> Mapping[str, Handler]:
         """Command name → function."""
-        return {"bench.load": self.load, "bench.wrong": self.wrong, "bench.meter": self.start, "bench.read": self.read}
+        return {
+            "bench.load": self.load,
+            "bench.units": self.units,
+            "bench.meter": self.start,
+            "bench.read": self.read,
+            "bench.clear": lambda _: self.worker.positions.clear(),
+            "bench.group": self.make_group,
+            "bench.copy": self.copy,
+            "bench.destroy": self.destroy,
+        }
 
     def load(self, message: Message) -> None:
         """A live position with the contents that everybody can compute."""
@@ -58,13 +67,37 @@ class Program:
             position.tensors[name, Kind(kind)].copy_(part)
         position.logical = LogicalState(1)
 
-    def wrong(self, message: Message) -> Message:
-        """What of this device's position differs."""
-        names = []
-        for position in self.worker.positions:
+    def units(self, message: Message) -> Message:
+        """The units of this device's positions, and what of them differs."""
+        names, found = [], list(self.worker.positions)
+        for position in found:
             state = {(name, str(kind)): part for (name, kind), part in position.tensors.items()}
-            names += wrong(state, message.fields["size"], as_units((position.unit,)), self.worker.device)
-        return Message("wrong", {"names": names, "units": len(list(self.worker.positions))})
+            size = message.fields["sizes"][position.unit.model_stage]
+            names += wrong(state, size, as_units((position.unit,)), self.worker.device)
+        return Message("units", {"names": names, "units": [position.unit for position in found]})
+
+    def make_group(self, message: Message) -> None:
+        """One group of all devices, in place of the last."""
+        self.worker.groups.drop_all()
+        self.group = self.worker.groups.make(message.fields["name"], message.fields["members"])
+
+    def copy(self, message: Message) -> None:
+        """Send a position of a unit as it is, or make one like it and receive."""
+        source, target = message.fields["source"].devices, message.fields["target"].devices
+        if self.worker.device in source:
+            unit, peer = message.fields["source"], target[source.index(self.worker.device)]
+        else:
+            unit, peer = message.fields["target"], source[target.index(self.worker.device)]
+            self.worker.positions.create(unit, message.fields["schema"])
+        tensors = self.worker.positions[unit.model_stage].tensors
+        move = self.group.isend if self.worker.device in source else self.group.irecv
+        rank = self.group.members.index(peer)
+        for handle in [move(tensor, rank) for tensor in tensors.values()]:
+            handle.wait()
+
+    def destroy(self, message: Message) -> None:
+        """Let go of a unit."""
+        self.worker.positions.destroy(message.fields["unit"])
 
     def start(self, _: Message) -> None:
         """Begin to count."""
@@ -120,7 +153,8 @@ class Side:
 
     def wrong(self) -> list[str]:
         """Of the target, on any device."""
-        replies = self.crew.call(self.devices, Message("bench.wrong", {"size": self.scenario.size}), WAIT_S)
+        fields = {"sizes": {MODEL_STAGE: self.scenario.size}}
+        replies = self.crew.call(self.devices, Message("bench.units", fields), WAIT_S)
         found = [f"device {device}: {name}" for device, reply in replies.items() for name in reply.fields["names"]]
         held = {device for device, reply in replies.items() if reply.fields["units"]}
         return [*found, *(f"device {device} holds nothing" for device in sorted(self.goal.devices - held))]
