@@ -40,6 +40,8 @@ MODELS = {
     "Qwen3-30B3A": "Qwen3-30B-A3B",
 }
 MACHINES = {"DGX-H100": "h100", "DGX-H200": "h200", "DGX-B200": "b200", "DGX-GB200": "gb200"}
+SCALED = {"DGX-B300": "b300", "DGX-GB300": "gb300"}
+"""Types that are others scaled by their specification: nothing is fitted to their rows, which are counted apart."""
 PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8"}
 NOTES = (" (w/o MTP)", " (dropless)", " (tokendrop)")
 """What a table adds to a model's name; the shapes stay those of the model."""
@@ -80,11 +82,11 @@ class Table:
     excluded: Counter[str] = field(default_factory=Counter)
 
 
-def bridge(data: Path) -> Table:
+def bridge(data: Path, machines: Mapping[str, str] = MACHINES) -> Table:
     """Megatron-Bridge's training runs; a line counts as one of another release, not as another configuration."""
     table = Table()
     for line in _lines(data / "measured" / "megatron_bridge_training_throughput.csv"):
-        reason, model = _unusable(line), _model(line["model"])
+        reason, model = _unusable(line, machines), _model(line["model"])
         if reason:
             table.excluded[reason] += 1
             continue
@@ -94,7 +96,7 @@ def bridge(data: Path) -> Table:
             table.excluded["degrees do not multiply to the devices"] += 1
             continue
         seconds = batch * length / (float(line["tokens_per_s_per_gpu"]) * devices)
-        key = MACHINES[line["system"]], PRECISIONS[line["precision"].strip()]
+        key = machines[line["system"]], PRECISIONS[line["precision"].strip()]
         table.rows.append(Row(model, *key, candidate, batch, length, seconds, line["release"].split()[0]))
     return table
 
@@ -110,11 +112,11 @@ def _model(name: str) -> str:
     return MODELS.get(name, "")
 
 
-def _unusable(line: Mapping[str, str]) -> str:
+def _unusable(line: Mapping[str, str], machines: Mapping[str, str]) -> str:
     """Why a row is not one that we claim to predict; empty when it is."""
     if not _model(line["model"]):
         return f"family not named: {line['model']}"
-    if line["system"] not in MACHINES:
+    if line["system"] not in machines:
         return f"device not named: {line['system']}"
     if line["precision"].strip() not in PRECISIONS:
         return f"precision not bf16 or fp8: {line['precision']}"
@@ -208,8 +210,26 @@ def run(data: Path) -> list[Result]:
         Result("  both together", "report", _error(ratios), notes=f"{len(ratios)} rows"),
         at_least("Megatron-Bridge, pairs > 15 % apart in order, %", 90, 100 * right / pairs, notes=f"{pairs} pairs"),
         Result("  of one model", "report", 100 * own_right / own_pairs, notes=f"{own_pairs} pairs"),
+        _scaled(data),
         _doubled(jobs),
     ]
+
+
+def _scaled(data: Path) -> Result:
+    """Rows of machines about which only specifications are known."""
+    rows = bridge(data, SCALED).rows
+    ratios = np.array([predict(row) / row.seconds for row in rows])
+    by_release = _split(rows, ratios, lambda row: row.release)
+    return Result(
+        "  on B300 and GB300 by specification, median error %",
+        "report",
+        _error(ratios),
+        notes=f"{len(rows)} rows, nothing fitted to; median ratio {np.median(ratios):.2f}",
+        details={
+            "by release": by_release,
+            "rows": [[r.label, r.release, float(q)] for r, q in zip(rows, ratios, strict=True)],
+        },
+    )
 
 
 def _error(ratios: Floats) -> float:
