@@ -38,13 +38,13 @@ def generate(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> Cal
     share = -(-workload.sequences // rows.dp)
     prefill, decode, between_s = wave.price(live[alike], share[alike].astype(float))
     ranks = Ranks.ends(rows, spec.layers)
+    prefill, decode, dispatch_s = prefill[where], decode[where], site.dispatch_s + between_s[where]
     totals = []
     for rank in ranks:
-        total = {"dispatch": np.full(len(rows), site.dispatch_s)}
-        for name, parts in (("prefill", prefill[where]), ("decode", decode[where])):
+        total = {"dispatch": dispatch_s}
+        for name, parts in (("prefill", prefill), ("decode", decode)):
             for key, seconds in _rank_s(name, parts, rank, spec, rows, site).items():
                 total[key] = total.get(key, 0.0) + seconds
-        total["dispatch"] = total["dispatch"] + between_s[where]
         totals.append(total)
     return _turns(site, ranks, totals)
 
@@ -130,6 +130,7 @@ def _distinct(live: Floats | Ints, columns: Sequence[Ints | Bools]) -> tuple[Int
     return few, where
 
 
+@lru_cache(maxsize=64)
 def _occupied(workload: Workload) -> float:
     """Response tokens that a live sequence holds on average: long ones live longer."""
     _, ends, alive = segments(workload, np.array([float(GROUPS)]))

@@ -39,11 +39,13 @@ class Rates:
 
     named: Mapping[str, float] = field(init=False, repr=False, compare=False)
     """The constants again, for looking one up."""
+    _every: Mapping[str, float] = field(init=False, repr=False, compare=False)
     wide: Rates = field(init=False, repr=False, compare=False)
     """The rates of attention, router and head, which are never in fp8 or fp4."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "named", dict(self.constants))
+        object.__setattr__(self, "_every", {**KIND, **self.named})
         whole = self.wide_flops_per_s
         wide = replace(self, flops_per_s=whole, wide_flops_per_s=0.0) if whole else self
         object.__setattr__(self, "wide", wide)
@@ -78,7 +80,7 @@ class Rates:
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
-        return self.named[name] if name in self.named else KIND[name]
+        return self._every[name]
 
 
 def gemm_s(rates: Rates, m: Numbers, n: Numbers, k: Numbers, element_bytes: float = 2.0) -> Floats:

@@ -288,9 +288,17 @@ def share(work: Work, workload: Workload, dp: int) -> int:
 
 def sequence_kv_bytes(spec: ModelSpec, layout: Layout, workload: Workload, kinds: Iterable[DeviceKind]) -> int:
     """KV cache of one longest sequence on the device that holds most layers, of the kind where it takes most."""
+    tp, layers = np.array([layout.tp]), np.array([len(layout.layers_of(0, spec.layers))])
+    return int(sequences_kv_bytes(spec, tp, layers, workload, kinds)[0])
+
+
+def sequences_kv_bytes(
+    spec: ModelSpec, tp: Ints, layers: Ints, workload: Workload, kinds: Iterable[DeviceKind]
+) -> Ints:
+    """The same by row, of so many layers cut by tp."""
     tokens = _cached(spec, workload.prompt.maximum + workload.response.maximum)
-    tp, layers = np.array(layout.tp), np.array(len(layout.layers_of(0, spec.layers)))
-    return max(1, max(int(tokens * kv_token_bytes(spec, tp, layers, kind.constants)) for kind in kinds))
+    each = [tokens * kv_token_bytes(spec, tp, layers, kind.constants) for kind in kinds]
+    return np.asarray(np.maximum(np.maximum.reduce(each), 1.0), dtype=np.int64)
 
 
 def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:

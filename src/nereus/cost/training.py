@@ -109,7 +109,8 @@ class Pipeline:
 
     def _micro_batch(self, shares: Shares, ranks: Ranks, last: bool = False) -> dict[str, Floats]:
         """One micro-batch by class: a full one, or the last."""
-        body = replace(self, spec=replace(self.spec, head=Head.LM)).body(shares, last)
+        like = self if self.spec.head is Head.LM else replace(self, spec=replace(self.spec, head=Head.LM))
+        body = like.body(shares, last)
         block, found = replace(body.block, spec=self.spec), dict(body.seconds)
         found["forward"] = found["forward"] + ranks.last * body.column(block.head_s())
         if "tp" in found:

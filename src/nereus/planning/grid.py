@@ -22,7 +22,7 @@ from itertools import product
 import numpy as np
 
 from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage
-from nereus.cost.memory import sequence_kv_bytes
+from nereus.cost.memory import sequences_kv_bytes
 from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows, expert_devices
 from nereus.planning.legal import legal_tp
 from nereus.planning.packing import Packing
@@ -245,12 +245,13 @@ class Grids:
         which, option = np.nonzero(fits)
         tp, cp, pp, dp = (column[which] for column in (degrees.tp, degrees.cp, degrees.pp, degrees.dp))
         micro_batch, ep = variants.micro_batch[option], variants.ep[option]
-        kv_bytes = np.zeros(len(which), dtype=np.int64)
+        kv_bytes, spec = np.zeros(len(which), dtype=np.int64), self.problem.workflow.spec(model_stage)
+        first, middle, last = _layers(spec.layers, pp)
         if model_stage.stage is Stage.GENERATION:
-            part = micro_batch > 0
+            part, kinds = micro_batch > 0, self.problem.cluster.kinds.values()
             micro_batch = np.where(part, micro_batch, share[which])
-            kv_bytes = np.where(part, micro_batch * self._kv_bytes(model_stage, tp, pp), 0)
-        first, middle, last = _layers(self.problem.workflow.spec(model_stage).layers, pp)
+            one = sequences_kv_bytes(spec, tp, first, self.problem.workload, kinds)
+            kv_bytes = np.where(part, micro_batch * one, 0)
         pp_spans, dp_spans, cp_spans = (
             column[which] for column in (degrees.pp_spans, degrees.dp_spans, degrees.cp_spans)
         )
@@ -290,24 +291,11 @@ class Grids:
         found[rows] = (blocks[rows] > 1) & (groups >= np.array(first, dtype=np.int64)[where.ravel()])
         return found
 
-    def _kv_bytes(self, model_stage: ModelStage, tp: Ints, pp: Ints) -> Ints:
-        """KV cache of one longest sequence, by row."""
-        spec, found = self.problem.workflow.spec(model_stage), np.zeros(len(tp), dtype=np.int64)
-        work, kinds = self.problem.workload, self.problem.cluster.kinds.values()
-        code, where = np.unique(tp * NODES + pp, return_inverse=True)
-        each = [sequence_kv_bytes(spec, Layout(*divmod(int(one), NODES)), work, kinds) for one in code]
-        found[:] = np.array(each, dtype=np.int64)[where]
-        return found
-
 
 def candidates(problem: Problem, model_stage: ModelStage, sizes: Sequence[int]) -> Iterator[Candidate]:
     """Every legal candidate of a model-stage on nodes of so many devices."""
     grid = Grids(problem, tuple(sizes)).of(model_stage)
     yield from (grid.candidate(row) for row in range(len(grid.rows)))
-
-
-NODES = 1 << 20
-"""More than any degree: two of them make one number."""
 
 
 @dataclass(frozen=True, slots=True)
