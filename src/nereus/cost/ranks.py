@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -56,6 +56,21 @@ class Ranks:
         """`ends` as a first axis."""
         found = cls.ends(rows, layers)
         return cls(*(np.array([getattr(ranks, field.name) for ranks in found]) for field in fields(cls)))
+
+    @classmethod
+    def emptiest(cls, rows: Rows, layers: int) -> Ranks:
+        """`stacked` with a middle one of the fewest layers, most of them dense, and the fewest micro-batches in flight:
+        together never more than any real one.
+        """
+        found = cls.stacked(rows, layers)
+        if len(found.count) < 3:
+            return found
+        index, before, held = found.index.copy(), found.before.copy(), found.layers.copy()
+        there = rows.pp > 2
+        index[1] = np.maximum(rows.pp - 2, 0)
+        before[1] = np.where(there, rows.layers_first, 0)
+        held[1] = np.where(there, rows.layers_last, 0)
+        return replace(found, index=index, before=before, layers=held)
 
     @classmethod
     def every(cls, layout: Layout, layers: int) -> Ranks:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, lcm
+from typing import Literal
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from nereus.planning.program import Program, programs
 from nereus.planning.refusals import Refusals
 from nereus.planning.space import Shape, shapes, sharing
 from nereus.planning.table import Table
+
+ENDLESS = 1 << 20
+"""No device is looked for that has more times the memory of those there are."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,14 @@ class Choices:
     """What a slice was cut from."""
     times: float = 1.0
     """Of their memory that devices are taken to have."""
-    least: bool = False
-    """Count the emptiest pp rank of a candidate and not the fullest: what is found may not fit."""
+    rank: Literal["fullest", "first", "emptiest"] = "fullest"
+    """The pp rank of a candidate whose bytes count; with another than the fullest, what is found may not fit."""
+    base: Choices | None = None
+    """Where the seconds are from that another rank's bytes go with."""
+
+    def counting(self, rank: Literal["first", "emptiest"]) -> Choices:
+        """The same with the bytes of another pp rank."""
+        return replace(self, rank=rank, base=self, refusals=Refusals(), _tables={}, _fitting={})
 
     def arrangements(self, times: float = 1.0) -> Iterator[Arrangement]:
         """Every arrangement, on devices with so many times their memory."""
@@ -124,7 +134,8 @@ class Choices:
                 self.refusals.add(
                     "does not fit in memory, even alone", list(beyond), self._grid[model_stage, site].label
                 )
-            self._fitting[key] = table[alone].undominated() if alone.any() else table[alone]
+            fitting = table[alone]
+            self._fitting[key] = fitting.undominated() if alone.any() and self.times < ENDLESS else fitting
         return self._fitting[key]
 
     def candidates(self, model_stage: ModelStage, site: Site) -> Table:
@@ -141,6 +152,9 @@ class Choices:
         if key not in self._tables:
             if site in self._whole:
                 return self._sliced(model_stage, site)
+            if self.base is not None:
+                self._tables[key] = self._loose(model_stage, site, self.base._every(model_stage, site))
+                return self._tables[key]
             if site not in self._grids:
                 self._grids[site] = Grids(self.problem, site.sizes, self.refusals)
             self._grid[key] = self._grids[site].of(model_stage)
@@ -266,6 +280,20 @@ class Choices:
     def _room(self, site: Site) -> float:
         return self.times * min(self.problem.usable(kind) for kind in set(site.kinds))
 
+    def _loose(self, model_stage: ModelStage, site: Site, table: Table) -> Table:
+        """A table with the bytes of the pp rank that counts; endless where another rank does not fit alone."""
+        grid = self._grid[model_stage, site]
+        stored, added = np.full(len(grid.rows), np.inf), np.full(len(grid.rows), np.inf)
+        for kinds, which in _reached(grid, site):
+            resident, transient, there = self.model.rank_memory(model_stage, grid.rows[which], kinds)
+            if self.rank == "first":
+                least = resident[0], transient[0]
+            else:
+                least = tuple(np.where(there, each, np.inf).min(axis=0) for each in (resident, transient))
+            beyond = (there & (resident + transient > self._room(site))).any(axis=0)
+            stored[which], added[which] = np.where(beyond, np.inf, least[0]), least[1]
+        return replace(table, resident=stored[table.row], transient=added[table.row], _weights={})
+
     def _priced(self, grid: Grid, site: Site) -> Table:
         """What every row costs at the pace of the slowest node that it reaches."""
         rows, calls = grid.rows, [call.name for call in self.problem.workflow.calls_of(grid.model_stage)]
@@ -274,10 +302,8 @@ class Choices:
             if not which.any():
                 continue
             prices = self.model.price(grid.model_stage, rows if which.all() else rows[which], kinds)
-            bytes_of = (prices.resident_bytes, prices.transient_bytes)
-            if self.least:
-                bytes_of = self.model.least_memory(grid.model_stage, rows[which], kinds)
-            found = [*(prices.call_s[name] for name in calls), prices.sync_s, *bytes_of]
+            found = [*(prices.call_s[name] for name in calls), prices.sync_s]
+            found += [prices.resident_bytes, prices.transient_bytes]
             for column, values in zip(columns, found, strict=True):
                 column[which] = values
         *seconds, sync_s, resident, transient = columns

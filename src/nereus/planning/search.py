@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nereus.core import Assignment, Candidate, InfeasibleError, Layout, ModelStage, Plan, Rejection
-from nereus.cost.step import StepModel
 from nereus.planning.choices import Choices
 from nereus.planning.judge import Scored, misfit
-from nereus.planning.leanest import SMALL, leanest, nothing_fits
+from nereus.planning.leanest import leanest, nothing_fits
 from nereus.planning.legal import check_pins
 from nereus.planning.problem import Problem
 from nereus.planning.select import fastest
+from nereus.planning.tight import scarce, tight
 
-TRIED = 128
-"""So many of them are judged."""
 TIE_DIGITS = 9
 """Plans whose times agree in so many digits are equally fast."""
 
@@ -49,8 +47,8 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
     arrangements = list(choices.arrangements())
     best = fastest(arrangements, problem.workflow, k)
     plans = [choices.plan(arrangements[found.arrangement], found) for found in best.found.values()]
-    if len(plans) < k and len(problem.cluster.devices) <= SMALL:
-        plans += _tight(problem, model, k)
+    if scarce(arrangements):
+        plans += tight(problem, model, choices, max(k - len(plans), 1))
     offered: dict[Name, Scored] = {}
     exact = min((_digits(Scored(plan, model.estimate(plan))) for plan in plans[: len(best.found)]), default=None)
     current = problem.current
@@ -69,24 +67,6 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
     ranked = sorted(offered.values(), key=lambda scored: (_digits(scored), _changes(current, scored.plan)))[:k]
     bound_s = ranked[0].estimate.step_s if exact is not None and exact <= _digits(ranked[0]) else None
     return SearchResult(tuple(ranked), choices.refusals.all(), choices.considered, bound_s)
-
-
-def _tight(problem: Problem, model: StepModel, k: int) -> list[Plan]:
-    """Plans of a small pool that fit although the fullest pp ranks of their model-stages together would not.
-
-    Those that fit with the emptiest ranks are judged device by device, the fastest first.
-    """
-    choices = Choices(problem, model, least=True)
-    arrangements = list(choices.arrangements())
-    found = sorted(fastest(arrangements, problem.workflow, TRIED).found.values(), key=lambda each: each.step_s)
-    plans: list[Plan] = []
-    for each in found:
-        plan = choices.plan(arrangements[each.arrangement], each)
-        if misfit(problem, model, plan) is None:
-            plans.append(plan)
-            if len(plans) >= k:
-                break
-    return plans
 
 
 def _name(plan: Plan) -> Name:
