@@ -1,7 +1,8 @@
 """The search against SCIP on the same candidates, its CPU time and memory, and what any DP degree is worth.
 
 `python -m benchmarks.planner.search [--json FILE] [--out DIR] [--quick] [--limit S]`; `--out` keeps SCIP's model files
-(.cip), which a third party can run. The job is PPO with five model-stages of Llama-3.1-8B on nodes of eight H200.
+(.cip), which a third party can run. The job is PPO with five model-stages of Llama-3.1-8B on nodes of eight H200, or
+where it says so GRPO whose generation goes on beside training.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist, mean
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from tests.oracles.scip_plans import Answer, columns_of, solve
 
 from benchmarks.planner._result import Result, at_most
+from nereus.algorithms.grpo import Grpo
 from nereus.algorithms.ppo import Ppo
 from nereus.clusters.named import machine
 from nereus.core import Capabilities, Head, Lengths, Workload
@@ -35,22 +38,26 @@ SEQUENCES, PROMPT, RESPONSE, P95 = 2048, 256, 2048.0, 3000.0
 POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 ANY = (24, 96, 256, 1024)
 IRREGULAR = (24, 28, 40, 48, 56, 96)
+BESIDE = (64, 1024, 16384)
+"""Pools of the asynchronous job; SCIP is asked about `BESIDE_SCIP`."""
+BESIDE_SCIP = (8, 16, 32, 64, 1024)
 LIMIT_S = 150.0
-"""Of one SCIP solve: all of them together stay below half an hour."""
+"""Of one SCIP solve: all of them together stay below three quarters of an hour."""
 AGREES = 1 + 1e-6
 KNOWN = 1.2
 """SCIP is told of a step so many times the one to beat."""
 
 
-def problem(devices: int, dp: str) -> Problem:
-    """The job on the first `devices` of as many nodes as they need."""
+def problem(devices: int, dp: str, asynchronous: bool = False) -> Problem:
+    """PPO, or asynchronous GRPO, on the first `devices` of as many nodes as they need."""
     spec = named(MODEL)
     specs = {"actor": spec, "reference": spec} | dict.fromkeys(("critic", "reward"), named(MODEL, head=Head.SCALAR))
+    flow = replace((Grpo() if asynchronous else Ppo()).workflow(specs), asynchronous=asynchronous)
     whole = machine(MACHINE, -(-devices // NODE))
     cluster = whole if devices == len(whole.devices) else whole.only(whole.ids[:devices])
     sequences = max(SEQUENCES, devices)
     workload = Workload(sequences, 1, Lengths.constant(PROMPT), _lengths(), sequences // 4, 8192)
-    return Problem(Ppo().workflow(specs), workload, cluster, Capabilities(dp=dp))
+    return Problem(flow, workload, cluster, Capabilities(dp=dp))
 
 
 def _lengths(levels: int = 21) -> Lengths:
@@ -69,9 +76,9 @@ def evaluated(asked: Problem) -> tuple[Choices, list[Arrangement]]:
     return choices, list(choices.arrangements())
 
 
-def against_scip(devices: int, dp: str, limit_s: float, out: Path | None) -> list[Result]:
+def against_scip(devices: int, dp: str, limit_s: float, out: Path | None, asynchronous: bool = False) -> list[Result]:
     """The same candidates for both: the ratio of their optima, and of their CPU times (ours warm, least of five)."""
-    asked = problem(devices, dp)
+    asked = problem(devices, dp, asynchronous)
     choices, arrangements = evaluated(asked)
     times_s: list[float] = []
     for _ in range(5):
@@ -82,7 +89,8 @@ def against_scip(devices: int, dp: str, limit_s: float, out: Path | None) -> lis
     (site,) = set(arrangements[0].sites.values())
     tables = {ms: choices.candidates(ms, site) for ms in asked.workflow.model_stages}
     calls = {ms: [call.name for call in asked.workflow.calls_of(ms)] for ms in tables}
-    file = None if out is None else out / f"ppo_{MODEL}_{devices}_{dp}.cip"
+    job = "asynchronous_grpo" if asynchronous else "ppo"
+    file = None if out is None else out / f"{job}_{MODEL}_{devices}_{dp}.cip"
     answer = solve(
         asked.workflow,
         columns_of(tables, calls),
@@ -92,7 +100,9 @@ def against_scip(devices: int, dp: str, limit_s: float, out: Path | None) -> lis
         limit_s,
         file,
     )
-    return _compared(f"{devices} devices, {dp} DP", step_s, min(times_s), answer, devices == 1024 and dp == "powers")
+    where = f"{devices} devices, {dp} DP" + (", asynchronous" if asynchronous else "")
+    hard = devices == 1024 and dp == "powers" and not asynchronous
+    return _compared(where, step_s, min(times_s), answer, hard)
 
 
 def _compared(where: str, step_s: float, search_s: float, answer: Answer, hard: bool) -> list[Result]:
@@ -135,15 +145,33 @@ def cpu(devices: int, dp: str, limit_ms: float, repeats: int = 7) -> list[Result
     return [at_most(name, limit_ms, evaluate_ms + search_ms, notes=note)]
 
 
-def memory(devices: int, dp: str) -> Result:
+def beside(devices: int, k: int, limit_ms: float) -> Result:
+    """Process CPU milliseconds to evaluate the asynchronous job with any DP and find its `k` fastest layouts."""
+    asked = problem(devices, "any", asynchronous=True)
+    times_ms: list[tuple[float, float]] = []
+    for _ in range(3):
+        began = time.process_time()
+        _, arrangements = evaluated(asked)
+        priced = time.process_time()
+        fastest(arrangements, asked.workflow, k)
+        times_ms.append((1e3 * (priced - began), 1e3 * (time.process_time() - priced)))
+    evaluate_ms, search_ms = min(times_ms, key=sum)
+    name = f"evaluate + search CPU ms, {devices} devices, any DP, asynchronous, best {k}"
+    note = f"evaluate {evaluate_ms:.1f} + search {search_ms:.1f} ms"
+    return at_most(name, limit_ms, evaluate_ms + search_ms, notes=note)
+
+
+def memory(devices: int, dp: str, asynchronous: bool = False, limit_mb: float = 100) -> Result:
     """Growth of the resident set of a fresh process over one search."""
-    command = [sys.executable, "-m", "benchmarks.planner.search", "--grow", str(devices), dp]
+    job = "asynchronous" if asynchronous else "synchronous"
+    command = [sys.executable, "-m", "benchmarks.planner.search", "--grow", str(devices), dp, job]
     grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return at_most(f"RSS growth MB, {devices} devices, {dp} DP", 100, float(grown))
+    name = f"RSS growth MB, {devices} devices, {dp} DP" + (", asynchronous" if asynchronous else "")
+    return at_most(name, limit_mb, float(grown))
 
 
-def _grown(devices: int, dp: str) -> float:
-    asked = problem(devices, dp)
+def _grown(devices: int, dp: str, job: str) -> float:
+    asked = problem(devices, dp, job == "asynchronous")
     before = _resident_mb("VmRSS")
     search(asked)
     return _resident_mb("VmHWM") - before
@@ -172,11 +200,14 @@ def run(_: Path | None = None, limit_s: float = LIMIT_S, out: Path | None = None
     found = [
         *cpu(1024, "powers", 20), *cpu(16384, "powers", 100, 3), *cpu(1024, "any", 150, 3),
         memory(1024, "powers"), memory(16384, "powers"), memory(1024, "any"),
-        any_against_powers(IRREGULAR),
+        *(beside(devices, *asked) for devices in BESIDE for asked in ((1, 1000), (8, 2000))),
+        memory(16384, "any", asynchronous=True, limit_mb=200), any_against_powers(IRREGULAR),
     ]  # fmt: skip
     pools = [(devices, "powers") for devices in POWERS] + [(devices, "any") for devices in ANY]
     for devices, dp in pools[:2] if quick else pools:
         found += against_scip(devices, dp, limit_s, out)
+    for devices in BESIDE_SCIP[:1] if quick else BESIDE_SCIP:
+        found += against_scip(devices, "powers", limit_s, out, asynchronous=True)
     return found
 
 
@@ -195,10 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="keep SCIP's model files in this folder")
     parser.add_argument("--quick", action="store_true", help="give SCIP the two smallest pools only")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of one SCIP solve")
-    parser.add_argument("--grow", nargs=2, metavar=("DEVICES", "DP"), help=argparse.SUPPRESS)
+    parser.add_argument("--grow", nargs=3, metavar=("DEVICES", "DP", "JOB"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.grow:
-        print(_grown(int(given.grow[0]), given.grow[1]))
+        print(_grown(int(given.grow[0]), *given.grow[1:]))
         return 0
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
