@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from nereus.core import Calibration, Efficiency, Lengths
 from nereus.cost.operations import CLASSES, START_EFFICIENCY
-from nereus.cost.step import StepModel
+from nereus.cost.site import KNOWN_VARIANCE
+from nereus.cost.step import UNMODELLED, StepModel
 from tests.cost.jobs import (
     ACTOR,
     CRITIC,
@@ -197,3 +199,16 @@ def test_more_work_never_takes_less(tp: int, pp: int, recompute: str, more: str)
     after = StepModel(grpo(spec), work, cluster(12)).call_s(layouts)
     assert all(after[call] >= seconds * (1 - 1e-12) for call, seconds in before.items())
     assert after["update_actor"] > before["update_actor"]
+
+
+def test_a_step_that_nobody_measured_is_uncertain_beyond_its_kernels() -> None:
+    """With fitted constants every class is known to a tenth; what no class stands for goes with first observations."""
+    pool = cluster(4)
+    fitted = replace(
+        pool, kinds={name: replace(kind, constants={"gemm.share": 0.8}) for name, kind in pool.kinds.items()}
+    )
+    placed = colocated(ppo(SMALL), tp=2)
+    fresh = StepModel(ppo(SMALL), WORKLOAD, fitted).estimate(placed).uncertainty
+    seen = Calibration({name: Efficiency(1.0, 1, KNOWN_VARIANCE) for name in CLASSES})
+    of_classes = StepModel(ppo(SMALL), WORKLOAD, fitted, seen).estimate(placed).uncertainty
+    assert fresh == pytest.approx(math.hypot(of_classes, UNMODELLED))
