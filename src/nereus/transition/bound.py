@@ -3,61 +3,91 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, log2
 
+from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
 
 
 def bound_bytes(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
-    """The largest of: what one device has to receive in all, new replicas that double, and waits for releases."""
-    device_bytes: dict[int, int] = defaultdict(int)
+    """The largest of: what one device takes part in, how fast new replicas double, how releases wait for copies."""
+    return max(_devices(locals_), max(map(_doubling, locals_), default=0.0), _releasing(locals_, used, capacity))
+
+
+def _devices(locals_: Sequence[LocalDAG]) -> float:
+    """A device takes part in one group of each model-stage that builds on it, one after another."""
+    taken: dict[int, float] = defaultdict(float)
     for local in locals_:
+        senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
+        senders += sum(len(build.acquires) for build in local.builds)
         for build in local.builds:
             if build.received_bytes:
+                lasts = max(float(build.received_bytes), build.moved_bytes / senders)
                 for device in build.acquires:
-                    device_bytes[device] += build.received_bytes
-    return max(
-        max(device_bytes.values(), default=0),
-        max((_doubling(local) for local in locals_), default=0.0),
-        _releasing(locals_, used, capacity) if capacity else 0.0,
-    )
-
-
-def least(build: Build, local: LocalDAG) -> float:
-    """A group takes at least as long as a device receives, and as all that could send to it need."""
-    senders = [unit.layout.size for unit in (*local.kept, *local.left, *(g for b in local.builds for g in b.goals))]
-    return max(float(build.received_bytes), build.moved_bytes / sum(senders))
+                    taken[device] += lasts
+    return max(taken.values(), default=0.0)
 
 
 def _doubling(local: LocalDAG) -> float:
-    """Each whole unit serves one new replica at a time, so the copies at most double in the time of one."""
+    """While a new replica is received, as many others can be as there are devices to send: devices at most double.
+
+    Fewer devices than one replica has take longer for the first.
+    """
     fresh = [build for build in local.builds if not build.sources]
     if not fresh:
         return 0.0
-    copies = len(local.kept) + len(local.left) + sum(len(b.goals) for b in local.builds if b.sources)
-    rounds = ceil(log2((copies + len(fresh)) / copies) - 1e-9)
-    return min(build.received_bytes for build in fresh) * rounds
+    size, received = min(len(b.acquires) for b in fresh), min(b.received_bytes for b in fresh)
+    senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
+    senders += sum(len(build.acquires) for build in local.builds if build.sources)
+    wanted, first = senders + len(fresh) * size, 0.0
+    if senders < size:
+        first, senders = max(float(received), min(b.moved_bytes for b in fresh) / senders), senders + size
+    return first + received * ceil(log2(wanted / senders) - 1e-9)
 
 
 def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
-    """A group that needs a unit to leave waits until there is another copy of that unit's model-stage."""
-    goes: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    """A group that needs all units of a model-stage to leave waits until that has its first new one."""
+    waits = [
+        (local, build, set(_waited(build, locals_, used, capacity))) for local in locals_ for build in local.builds
+    ]
+    copied: dict[ModelStage, float] = {}
+    found = 0.0
+    for _ in range(len(locals_) + 1):
+        ends: dict[ModelStage, float] = {}
+        for local, build, stages in waits:
+            start = max((copied.get(ms, 0.0) for ms in stages), default=0.0)
+            senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
+            first = start + max(float(build.received_bytes), build.moved_bytes / senders)
+            ends[local.model_stage] = min(first, ends.get(local.model_stage, first))
+            found = max(found, start + build.received_bytes)
+        copied = ends
+    return max(found, max(copied.values(), default=0.0))
+
+
+def _waited(
+    build: Build, locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]
+) -> Iterator[ModelStage]:
+    """Model-stages that keep nothing and all of whose units have to leave before `build` has room."""
+    over = {
+        device: more
+        for device, wanted in build.acquires.items()
+        if device in capacity and (more := used.get(device, 0) + wanted - capacity[device]) > 0
+    }
+    if not over:
+        return
+    on: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
     for local in locals_:
-        alone = len(local.kept) + len(local.left) == 1
-        earliest = min((float(build.received_bytes) for build in local.builds), default=0.0) if alone else 0.0
         for unit in local.left:
             for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
-                goes[device].append((earliest, size))
-    found = 0.0
-    for build in (build for local in locals_ for build in local.builds):
-        start = 0.0
-        for device, wanted in build.acquires.items():
-            over = used.get(device, 0) + wanted - capacity.get(device, used.get(device, 0) + wanted)
-            for earliest, size in sorted(goes[device]) if over > 0 and device in goes else ():
-                if over <= 0:
-                    break
-                over -= size
-                start = max(start, earliest)
-        found = max(found, start + build.received_bytes)
-    return found
+                if device in over:
+                    on[device].append((unit, size))
+    leaving = {
+        unit
+        for device, units in on.items()
+        for unit, size in units
+        if sum(other for _, other in units) - size < over[device]
+    }
+    for local in locals_:
+        if local.left and not local.kept and leaving.issuperset(local.left):
+            yield local.model_stage

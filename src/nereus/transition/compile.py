@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nereus.core import EMUSet, InfeasibleError, Link, ModelStage, Plan, StateSchema, TransitionDAG
+from nereus.core import EMU, EMUSet, InfeasibleError, Link, ModelStage, Plan, StateSchema, TransitionDAG
 from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import fit, stored_bytes
@@ -56,6 +56,7 @@ def connect(
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
+    locals_ = [_uncrowded(local, start, goal, schemas, memory, site) for local in locals_] if capacity else locals_
     try:
         dag = schedule(start, goal, locals_, memory, site)
     except BlockedError as blocked:
@@ -88,6 +89,21 @@ def _searched(
         for ms in (local.model_stage for local in locals_)
     ]
     return schedule(*ends, again, memory, site, found.lead, bound_bytes(locals_, memory.used, memory.capacity))
+
+
+def _uncrowded(
+    local: LocalDAG, start: EMUSet, goal: EMUSet, schemas: Mapping[ModelStage, StateSchema], memory: Memory, site: Site
+) -> LocalDAG:
+    """The same without taking over storage of units that leave no room beside them for what is built from them."""
+    ms, crowded = local.model_stage, dict[EMU, None]()
+    stored = {d: (u, b) for u in local.left for d, b in zip(u.devices, local.pricing.stored(u.layout), strict=True)}
+    for build in local.builds:
+        for device, wanted in build.acquires.items() if build.sources else ():
+            if device in stored and device in memory.capacity:
+                unit, old = stored[device]
+                if old + wanted + memory.other.get(device, 0) + memory.buffer_bytes > memory.capacity[device]:
+                    crowded[unit] = None
+    return decompose(start.of(ms), goal.of(ms), schemas[ms], crowded, site.node_of) if crowded else local
 
 
 def _far(links: Mapping[str, Link] | None) -> float:

@@ -64,7 +64,8 @@ class Part:
         self.alive = len(self.holders)
         self.settled: Build | None = None
         """The first group that committed."""
-        self.starved: list[Build] = []
+        self.queue: list[tuple[float, int, Build]] = []
+        """Groups without fixed sources that could start, a heap."""
         self._site = site
         self._coming: dict[int, float] = {}
         """Node → when a unit on it becomes free next."""
@@ -88,11 +89,13 @@ class Part:
     def take(self, build: Build, busy: Set[int], resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
         """What `build` reads: a unit on its node before others, one of the start before a new one.
 
-        More than one when a unit has fewer devices than are to be built, as far as no other group needs them. Units
-        that turn out to be busy go to `resting`, each with a device that keeps it so.
+        More than one when a unit has fewer devices than are to be built. Units that turn out to be busy go to
+        `resting`, each with a device that keeps it so. What has to leave for the group is not read by it.
         """
         node = self._site.node(build.goals[0])
         found: list[Holder] = []
+        apart: list[Holder] = []
+        chosen: set[int] = set()
         wanted = len(build.acquires)
         for idle in self._idle:
             while idle and wanted > 0:
@@ -103,14 +106,22 @@ class Part:
                 holder.queued = False
                 if holder.gone:
                     continue
-                if busy.isdisjoint(holder.unit.devices):
+                if holder.goes and not holder.offloaded and not build.acquires.keys().isdisjoint(holder.unit.devices):
+                    apart.append(holder)
+                    continue
+                if busy.isdisjoint(holder.unit.devices) and chosen.isdisjoint(holder.unit.devices):
                     found.append(holder)
+                    chosen.update(holder.unit.devices)
                     wanted -= len(holder.unit.devices)
-                    if len(found) * self.open >= self.alive:
-                        return tuple(found)
                 else:
-                    resting.append((next(device for device in holder.unit.devices if device in busy), holder))
+                    resting.append((next(d for d in holder.unit.devices if d in busy or d in chosen), holder))
+        for holder in apart:
+            self.free(holder)
         return tuple(found)
+
+    def idle_units(self) -> int:
+        """Units believed to be free."""
+        return sum(len(holders) for idle in self._idle for holders in idle.values())
 
     def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
         """What `build` reads and makes becomes free at `end`."""

@@ -8,7 +8,7 @@ time and goes before acquiring.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -20,8 +20,8 @@ from nereus.transition.room import Room, Step
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Groups start in stage order, or the `longest_first`. A unit whose memory others wait for leaves as soon as there
-    is another copy; if `patient`, not before it has been read once when new replicas outnumber the other copies.
+    """Groups start in stage order, or the `longest_first`. A unit whose memory is waited for leaves as soon as there is
+    another copy; if `patient`, not before it has been read once, where there is something to be read it for.
     """
 
     longest_first: bool = False
@@ -52,6 +52,8 @@ class Run:
         self._short: dict[int, list[Build]] = {}
         """Device → groups that wait for memory on it."""
         self._ready: list[tuple[float, int, Build]] = []
+        self._hungry: dict[ModelStage, None] = {}
+        """Model-stages whose groups may find units to read."""
         self._running: list[tuple[float, int, Build]] = []
         self._rank: dict[int, tuple[float, int]] = {}
         for index, build in enumerate(build for local in locals_ for build in local.builds):
@@ -67,8 +69,12 @@ class Run:
         """Everything, or as far as it goes."""
         self._dismiss(holder for part in self._parts.values() for holder in part.holders.values())
         while True:
-            while self._ready:
-                self._try(heappop(self._ready)[2])
+            while self._ready or self._hungry:
+                while self._ready:
+                    self._try(heappop(self._ready)[2])
+                hungry, self._hungry = self._hungry, {}
+                for ms in sorted(hungry, key=lambda ms: ms.sort_key):
+                    self._serve(self._parts[ms])
             if self._running:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
@@ -85,16 +91,24 @@ class Run:
             self._destroy(self._parts[unit.model_stage].holders[unit])
         for unit in offloaded:
             self._offload(self._parts[unit.model_stage].holders[unit])
-        others = [entry for entry in self._ready if entry[2] not in way]
+        queues = [self._ready, *(part.queue for part in self._parts.values())]
+        others = [entry[2] for queue in queues for entry in queue if entry[2] not in way]
         for build in way:
-            self._ready = []
-            self._try(build)
+            for queue in queues:
+                queue.clear()
+            self._queue(build)
+            self._serve(self._part(build))
+            for entry in self._ready:
+                self._try(entry[2])
             assert self._running, f"{build.name} cannot start, though the order was checked"
             self._commit(*heappop(self._running))
             for holder in [h for h in self._part(build).holders.values() if h.goes and not h.gone]:
                 if not self._leaving.keys().isdisjoint(holder.unit.devices):
                     self._drop(holder)
-        self._ready = sorted(others)
+        for queue in queues:
+            queue.clear()
+        for build in others:
+            self._queue(build)
 
     def sub(self, build: Build) -> Layout:
         """T_sub of the model-stage that a group builds."""
@@ -115,55 +129,96 @@ class Run:
         return (*self._rank[id(build)], build)
 
     def _queue(self, build: Build) -> None:
-        heappush(self._ready, self._entry(build))
+        if build.sources:
+            heappush(self._ready, self._entry(build))
+        else:
+            heappush(self._part(build).queue, self._entry(build))
+            self._hungry[build.goals[0].model_stage] = None
 
-    def _try(self, build: Build) -> None:
-        """Start a group, or leave it with what it waits for."""
+    def _serve(self, part: Part) -> None:
+        """Start groups that may read any unit, as long as there are units to read."""
+        waiting: list[Build] = []
+        while part.queue:
+            build = heappop(part.queue)[2]
+            if not self._can_start(build, build.acquires.keys()):
+                continue
+            if self.site.far > 1 and part.worth_waiting(build, self.span_bytes):
+                waiting.append(build)
+                continue
+            sources = self._choose(part, build)
+            if not sources:
+                waiting.append(build)
+                break
+            build.sources = tuple(holder.unit for holder in sources)
+            for holder in sources:
+                holder.groups.append(build)
+                holder.pending += 1
+            part.open -= 1
+            waiting.extend(self._join(part, build, {d for holder in sources for d in holder.unit.devices}))
+            if not part.open:
+                self._dismiss(part.holders.values())
+            self._start(build, sources)
+        for build in waiting:
+            heappush(part.queue, self._entry(build))
+
+    def _join(self, part: Part, build: Build, senders: Set[int]) -> list[Build]:
+        """Units with more devices than are to be built serve several new ones at once, if there are more than units.
+
+        Returns those that could start, but not together with `build`.
+        """
+        apart: list[Build] = []
+        share = min(len(senders) // len(build.acquires), -(-(part.open + 1) // (part.idle_units() + 1))) - 1
+        while share > 0 and part.queue:
+            other = heappop(part.queue)[2]
+            if not self._can_start(other, other.acquires.keys()):
+                continue
+            if not senders.isdisjoint(other.acquires):
+                apart.append(other)
+                continue
+            part.open -= 1
+            self.steps[id(other)] = self.steps.setdefault(id(build), Step(build))
+            build.goals = (*build.goals, *other.goals)
+            build.acquires = build.acquires | other.acquires
+            build.received_bytes = max(build.received_bytes, other.received_bytes)
+            build.moved_bytes += other.moved_bytes
+            share -= 1
+        return apart
+
+    def _can_start(self, build: Build, devices: Set[int]) -> bool:
+        """Whether memory and devices are free; if not, the group is left with what it waits for."""
         short = self._room.short(build)
         if short:
-            self._dismiss([holder for device in short for holder in self._leaving.get(device, ())], wanted=True)
+            self._dismiss([holder for device in short for holder in self._leaving.get(device, ())], build)
             short = self._room.short(build)
         if short:
             self._short.setdefault(next(iter(short)), []).append(build)
-            return
-        part = self._part(build)
-        sources = tuple(part.holders[unit] for unit in build.sources)
-        devices = set(build.acquires).union(*(holder.unit.devices for holder in sources))
+            return False
         if not self._busy.isdisjoint(devices):
             self._resting[next(device for device in devices if device in self._busy)].append(build)
-            return
-        if not sources:
-            sources = self._choose(part, build)
-            if not sources:
-                part.starved.append(build)
-                return
-            devices.update(*(holder.unit.devices for holder in sources))
-        self._start(build, sources, devices)
+            return False
+        return True
+
+    def _try(self, build: Build) -> None:
+        """Start a group that reads certain units."""
+        sources = tuple(self._part(build).holders[unit] for unit in build.sources)
+        if self._can_start(build, build.acquires.keys() | {d for holder in sources for d in holder.unit.devices}):
+            self._start(build, sources)
 
     def _choose(self, part: Part, build: Build) -> tuple[Holder, ...]:
-        """Whole units for a group that may read any: as many as keep its devices busy, if others do not need them."""
-        if self.site.far > 1 and part.worth_waiting(build, self.span_bytes):
-            return ()
+        """Whole units for a group that may read any, as many as keep its devices busy."""
         resting: list[tuple[int, Holder]] = []
         found = part.take(build, self._busy, resting)
         for device, holder in resting:
             self._resting[device].append(holder)
         return found
 
-    def _start(self, build: Build, sources: tuple[Holder, ...], devices: set[int]) -> None:
+    def _start(self, build: Build, sources: tuple[Holder, ...]) -> None:
         part = self._part(build)
-        step = self.steps[id(build)] = Step(build, sources=sources)
-        if not build.sources:
-            part.open -= 1
-            build.sources = tuple(holder.unit for holder in sources)
-            for holder in sources:
-                holder.groups.append(build)
-                holder.pending += 1
-            if not part.open:
-                self._dismiss(part.holders.values())
+        step = self.steps.setdefault(id(build), Step(build))
+        step.sources = sources
         self._room.acquire(step, self.steps)
         self.order.append(step)
-        self._busy |= devices
+        self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
         end = self.span_bytes + self.site.duration(build, sources)
         part.announce(build, sources, self.span_bytes, end)
         heappush(self._running, (end, self._rank[id(build)][1], build))
@@ -186,30 +241,26 @@ class Run:
             for waiting in self._resting.pop(device):
                 if isinstance(waiting, Holder):
                     self._parts[waiting.unit.model_stage].free(waiting)
-                    self._feed(self._parts[waiting.unit.model_stage])
+                    self._hungry[waiting.unit.model_stage] = None
                 else:
                     self._queue(waiting)
         self._dismiss(part.holders.values() if first else sources)
-        self._feed(part)
+        self._hungry[build.goals[0].model_stage] = None
 
-    def _feed(self, part: Part) -> None:
-        for build in part.starved:
-            self._queue(build)
-        part.starved = []
-
-    def _dismiss(self, holders: Iterable[Holder], wanted: bool = False) -> None:
-        """Destroy those that nobody has to read any more."""
+    def _dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> None:
+        """Destroy those that nobody has to read any more; `wanted` waits for their memory."""
         for holder in list(holders):
             if holder.goes and not holder.gone and not holder.pending:
                 part = self._parts[holder.unit.model_stage]
                 if part.alive > 1 and (not part.open or self._sooner(part, holder, wanted)):
                     self._destroy(holder)
 
-    def _sooner(self, part: Part, holder: Holder, wanted: bool) -> bool:
+    def _sooner(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
         """Whether a unit that new replicas could still be read from leaves for its memory."""
-        if not wanted and self._short.keys().isdisjoint(holder.unit.devices):
+        if wanted is None and self._short.keys().isdisjoint(holder.unit.devices):
             return False
-        return not self._rule.patient or bool(holder.groups) or part.alive > part.open
+        own = wanted is not None and self._part(wanted) is part
+        return own or not self._rule.patient or bool(holder.groups)
 
     def _give_up_a_source(self) -> bool:
         """When nothing can start: a unit that groups wait to read leaves, the one that frees most where it is short."""

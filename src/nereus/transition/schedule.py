@@ -24,7 +24,7 @@ from nereus.transition.room import Room, Step
 from nereus.transition.run import Rule, Run, Stuck
 from nereus.transition.steps import primitives
 
-RULES = (Rule(), Rule(longest_first=True), Rule(patient=True), Rule(longest_first=True, patient=True))
+RULES = (Rule(), Rule(patient=True), Rule(longest_first=True), Rule(longest_first=True, patient=True))
 """Tried in turn until one meets the lower bound; the shortest order wins."""
 TRIED_GROUPS = 400
 """Beyond so many commit groups in all, no further rule is tried: planning time grows with both."""

@@ -31,8 +31,8 @@ def primitives(build: Build, sub: Layout) -> tuple[tuple[Primitive, ...], tuple[
     """The primitives of a group in order, each device's new bytes on the first that touches it, and the inner edges."""
     name = build.name
     held = {device for unit in build.sources for device in unit.devices}
-    if held.isdisjoint(build.acquires) and all(degrees(goal.layout) == degrees(sub) for goal in build.goals):
-        return tuple(_extend(build, index, goal, (goal,)) for index, goal in enumerate(build.goals)), ()
+    if held.isdisjoint(build.acquires):
+        return _fresh(build, sub)
     drafts, edges = _drafts(build, sub, held)
     left = dict(build.acquires)
     made: list[Primitive] = []
@@ -43,9 +43,17 @@ def primitives(build: Build, sub: Layout) -> tuple[tuple[Primitive, ...], tuple[
     return tuple(made), tuple(edges)
 
 
-def _extend(build: Build, index: int, goal: EMU, targets: tuple[EMU, ...]) -> Extend:
-    acquires = build.acquires if len(build.goals) == 1 else {device: build.acquires[device] for device in goal.devices}
-    return Extend(f"{build.name}/extend{index}", build.sources, targets, build.name, acquires)
+def _fresh(build: Build, sub: Layout) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
+    """One Extend to all goal units, as T_sub units where their degrees are not those, and a Merge of each such unit."""
+    made = [(goal,) if degrees(goal.layout) == degrees(sub) else labels(goal, sub) for goal in build.goals]
+    targets = tuple(unit for units in made for unit in units)
+    extend = Extend(f"{build.name}/extend0", build.sources, targets, build.name, build.acquires)
+    merges = [
+        Merge(f"{build.name}/merge{index}", units, (goal,), build.name)
+        for index, (goal, units) in enumerate(zip(build.goals, made, strict=True))
+        if units != (goal,)
+    ]
+    return (extend, *merges), tuple(Edge(extend.id, merge.id, EdgeKind.STATE) for merge in merges)
 
 
 def _drafts(build: Build, sub: Layout, held: Collection[int]) -> tuple[list[_Draft], list[Edge]]:
@@ -64,23 +72,13 @@ def _drafts(build: Build, sub: Layout, held: Collection[int]) -> tuple[list[_Dra
     pieces.extend((unit, "") for unit in build.sources if unit not in splitting)
     edges: list[Edge] = []
     for index, goal in enumerate(build.goals):
-        fresh = set(held).isdisjoint(goal.devices)
-        made = labels(goal, sub) if fresh and degrees(goal.layout) != whole else (goal,)
-        extend = _Draft(Extend, f"{build.name}/extend{index}", build.sources, made)
         merge = f"{build.name}/merge{index}"
-        partly = fresh or not set(held).issuperset(goal.devices)
-        if partly:
+        if not set(held).issuperset(goal.devices):
+            extend = _Draft(Extend, f"{build.name}/extend{index}", build.sources, (goal,))
             drafts.append(extend)
-        if fresh and made == (goal,):
-            continue
-        if fresh:
-            drafts.append(_Draft(Merge, merge, made, (goal,)))
             edges.append(Edge(extend.id, merge, EdgeKind.STATE))
-            continue
         # Inside one unit the Split moves what the parts of it lack.
         taken = [(p, by) for p, by in pieces if not inside or not set(p.devices).isdisjoint(goal.devices)]
-        if partly:
-            edges.append(Edge(extend.id, merge, EdgeKind.STATE))
         edges.extend(Edge(by, merge, EdgeKind.STATE) for by in dict.fromkeys(by for _, by in taken if by))
         drafts.append(_Draft(Merge, merge, tuple(piece for piece, _ in taken), (goal,)))
     return drafts, edges
