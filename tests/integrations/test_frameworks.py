@@ -245,3 +245,16 @@ def test_flags_behind_a_missing_backslash_belong_to_the_command_before_them() ->
     found = read_text("slime", texts.SLIME.replace("--actor-num-nodes 2 \\", "--actor-num-nodes 2"), "run.sh")
     assert stated(found) == stated(whole)
     assert any("taken to end with" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "name", "value"),
+    [
+        ("roll", texts.ROLL, "rlvr.yaml", "recompute_granularity: full"),
+        ("slime", texts.SLIME, "run.sh", "--recompute-granularity full"),
+        ("verl", texts.VERL, "run.sh", "recompute_granularity=full"),
+    ],
+)
+def test_a_recomputation_that_megatron_does_not_have(framework: str, text: str, name: str, value: str) -> None:
+    with pytest.raises(RefusedImportError, match=r"recompute.granularity is 'some', valid: none, selective, full"):
+        read_text(framework, text.replace(value, value.replace("full", "some")), name)

@@ -126,3 +126,16 @@ def test_a_cap_shortens_what_is_longer_and_nothing_else() -> None:
     assert (short.response.maximum, short.max_response_tokens) == (10, 10)
     assert short.response.mean < work.response.mean
     assert advice.capped(work, 64).response == work.response
+
+
+def test_advice_names_the_zero_levels_that_its_plan_uses() -> None:
+    """Where replicas are all that a job may have, its shards of the optimizer are what makes it fit."""
+    able = replace(BARE, micro_batches=(), pins={TRAINING: Pin(tp=1, pp=1, dp=2)})
+    asked = problem(2, smallest_that_fits(2, able) - 4096, able)
+    with pytest.raises(InfeasibleError) as caught:
+        search(asked, 1)
+    lines = advice.remedies(asked, replace(able, zero=(0, 1, 2, 3)), caught.value.short_bytes)
+    (line,) = (line for line in lines if line.change.startswith("ZeRO"))
+    level = line.plan.of(TRAINING).candidate.zero
+    assert level > 0
+    assert str(TRAINING) in next(part for part in line.change.split(", ") if part.startswith(f"ZeRO {level} of "))

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 from nereus.integrations._keys import Keys
 from nereus.integrations.imported import Part
 
+RECOMPUTE = ("none", "selective", "full")
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -27,7 +29,11 @@ class Entry:
                 return keys.number(*self.keys, default=self.default, of=of)
             case "flag":
                 return keys.flag(*self.keys, default=self.default, of=of)
-        return keys.text(*self.keys, default=self.default, of=of)
+        found = keys.text(*self.keys, default=self.default, of=of)
+        if self.kind == "recompute" and found not in (None, *RECOMPUTE):
+            key = next(key for key in self.keys if keys.has(key))
+            raise keys.invalid(key, f"is {found!r}, valid: {', '.join(RECOMPUTE)}")
+        return found
 
 
 Table: TypeAlias = dict[str, Entry]
@@ -56,6 +62,11 @@ def switch(*keys: str, default: bool | None = None) -> Entry:
 def name(*keys: str, default: str | None = None) -> Entry:
     """A text."""
     return Entry("text", keys, default)
+
+
+def recompute(*keys: str, default: str | None = None) -> Entry:
+    """Megatron's granularity of recomputation."""
+    return Entry("recompute", keys, default)
 
 
 def fill(keys: Keys, table: Table, of: str) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class _Change:
     kind: str
     words: str
     problem: Problem
+    used: Callable[[Plan], str] | None = None
+    """The words for what the plan made use of, where the change allows several things."""
 
 
 def remedies(problem: Problem, widest: Capabilities, short_bytes: Mapping[int, int]) -> tuple[Advice, ...]:
@@ -130,23 +132,26 @@ def _tried(changes: Iterator[_Change] | tuple[_Change, ...]) -> Iterator[Advice]
     for change in changes:
         best = _best(change.problem)
         if best is not None:
-            yield Advice(change.kind, change.words, best.estimate.step_s, None, best.plan)
+            words = change.used(best.plan) if change.used else change.words
+            yield Advice(change.kind, words, best.estimate.step_s, None, best.plan)
 
 
 def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
     """What the host can do and the job was not allowed, one option at a time."""
     able = problem.capabilities
 
-    def change(words: str, **fields: object) -> _Change:
-        return _Change("option", words, replace(problem, capabilities=replace(able, **fields)))  # type: ignore[arg-type]
+    def change(words: str, used: Callable[[Plan], str] | None = None, **fields: object) -> _Change:
+        allowed = replace(able, **fields)  # type: ignore[arg-type]
+        return _Change("option", words, replace(problem, capabilities=allowed), used)
 
     if missing := set(widest.recompute) - set(able.recompute):
         yield change(f"recompute {' or '.join(sorted(missing))}", recompute=widest.recompute)
     if able.micro_batches and not widest.micro_batches:
         yield change("micro-batches of any size", micro_batches=())
     if missing_zero := set(widest.zero) - set(able.zero):
-        names = ", ".join(map(str, sorted(missing_zero)))
-        yield change(f"ZeRO {names}", zero=tuple(sorted({*able.zero, *widest.zero})))
+        words = f"ZeRO {' or '.join(map(str, sorted(missing_zero)))}"
+        levels = tuple(sorted({*able.zero, *widest.zero}))
+        yield change(words, lambda plan: _zero_words(plan, able.zero) or words, zero=levels)
     if widest.sequence_parallel and not able.sequence_parallel:
         yield change("sequence parallelism", sequence_parallel=True)
     if widest.expert_parallel and not able.expert_parallel and any(s.experts for s in problem.workflow.specs.values()):
@@ -154,6 +159,16 @@ def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
     kinds = {problem.cluster.kinds[device.kind].host_bytes_per_s for device in problem.cluster.devices}
     if widest.offload and not able.offload and min(kinds) > 0:
         yield change("offload of idle model-stages to the host", offload=True)
+
+
+def _zero_words(plan: Plan, allowed: tuple[int, ...]) -> str:
+    """The levels beyond those allowed today that a plan uses, and the model-stages that do."""
+    by_level: dict[int, list[str]] = {}
+    for model_stage in plan.model_stages:
+        level = plan.of(model_stage).candidate.zero
+        if level not in allowed:
+            by_level.setdefault(level, []).append(str(model_stage))
+    return ", ".join(f"ZeRO {level} of {' and '.join(names)}" for level, names in sorted(by_level.items()))
 
 
 def _together(options: tuple[_Change, ...], problem: Problem) -> Iterator[_Change]:

@@ -182,7 +182,7 @@ def _calls(calls: Sequence[CallView]) -> Table:
 
 
 def _memory(rows: Sequence[MemoryView]) -> Table:
-    table = _table("memory of one device", "devices", "each of", "peak", "of usable", "what makes it")
+    table = _table("memory of one device", "devices", "how many", "peak", "of usable", "what makes it")
     for row in rows[:FULLEST]:
         share = f"{row.share:.0%} of {show_bytes(row.usable_bytes)}"
         table.add_row(escape(row.where), f"{row.count:,}", show_bytes(row.peak_bytes), share, escape(contents(row)))

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from nereus.integrations._keys import Keys
-from nereus.integrations._tables import Table, degree, fill, name, part, size, switch
+from nereus.integrations._tables import Table, degree, fill, name, part, recompute, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
 
 ROOTS = ("actor_train", "actor_infer", "rollout_batch_size", "roles", "pretrain", "num_gpus_per_node")
@@ -38,7 +38,7 @@ def _training(role: str) -> Table:
         "sp": degree(*_role(role, "model_args.ulysses_size"), *_options(role, "ulysses_size")),
         "shard": degree(*_options(role, "fsdp_size")),
         "sequence_parallel": switch(*_options(role, "sequence_parallel")),
-        "recompute": name(*_options(role, "recompute_granularity")),
+        "recompute": recompute(*_options(role, "recompute_granularity")),
         "param_offload": switch(*_options(role, "offload_policy")),
         "optimizer_offload": switch(*_options(role, "optimizer_cpu_offload", "offload_policy")),
         "micro_batch": size(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import gcd
 
 from nereus.integrations._keys import Keys
-from nereus.integrations._tables import Table, degree, name, part, size, switch
+from nereus.integrations._tables import Table, degree, name, part, recompute, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Refusal, RefusedImportError
 
 ROOTS = (
@@ -28,7 +28,7 @@ TRAINING: Table = {
     "micro_batch": size("--micro-batch-size"),
     "tokens": size("--max-tokens-per-gpu"),
     "optimizer_offload": switch("--optimizer-cpu-offload"),
-    "recompute": name("--recompute-granularity", default="none"),
+    "recompute": recompute("--recompute-granularity", default="none"),
 }
 ENGINE: Table = {
     "tp": degree("--rollout-num-gpus-per-engine", default=1),

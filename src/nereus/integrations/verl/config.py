@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from nereus.integrations._keys import Keys
-from nereus.integrations._tables import Table, degree, fill, name, part, size, switch
+from nereus.integrations._tables import Table, degree, fill, name, part, recompute, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
 
 ROOTS = (
@@ -50,7 +50,7 @@ def _megatron(config: str) -> Table:
         "sequence_parallel": switch(f"{config}.sequence_parallel", default=True),
         "param_offload": switch(f"{config}.param_offload"),
         "optimizer_offload": switch(f"{config}.optimizer_offload"),
-        "recompute": name(f"{override}.recompute_granularity", default="none"),
+        "recompute": recompute(f"{override}.recompute_granularity", default="none"),
     }
 
 
