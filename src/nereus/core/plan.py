@@ -60,11 +60,11 @@ class Assignment:
         ms, layout, dp = self.candidate.model_stage, self.candidate.layout, self.candidate.dp
         if len(self.units) != dp:
             raise SettingsError(f"{ms}: dp {dp} needs {dp} units, got {len(self.units)}")
+        size = layout.size * self.candidate.cp
         for unit in self.units:
-            if len(unit) != layout.size * self.candidate.cp:
-                size = layout.size * self.candidate.cp
+            if len(unit) != size:
                 raise SettingsError(f"{ms}: a unit of {layout} needs {size} devices, got {list(unit)}")
-        if len(self.devices) < sum(map(len, self.units)):
+        if len(self.devices) < size * dp:
             counts = Counter(device for unit in self.units for device in unit)
             twice = sorted(device for device, count in counts.items() if count > 1)
             raise SettingsError(f"{ms}: devices {twice} are in two concurrent units or twice in one")

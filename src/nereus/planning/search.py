@@ -46,18 +46,20 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
     choices = Choices(problem, model)
     arrangements = list(choices.arrangements())
     best = fastest(arrangements, problem.workflow, k)
-    plans = [choices.plan(arrangements[found.arrangement], found) for found in best.found.values()]
+    plans = [choices.plan(arrangements[each.arrangement], each) for each in best.found.values()]
+    found = [Scored(plan, model.estimate(plan)) for plan in plans]
+    exact = min(map(_digits, found), default=None)
     if scarce(arrangements):
-        plans += tight(problem, model, choices, max(k - len(plans), 1))
+        more = tight(problem, model, choices, max(k - len(plans), 1))
+        found += [Scored(plan, model.estimate(plan)) for plan in more]
     offered: dict[Name, Scored] = {}
-    exact = min((_digits(Scored(plan, model.estimate(plan))) for plan in plans[: len(best.found)]), default=None)
     current = problem.current
     if current is not None and misfit(problem, model, current) is None:
         offered[_name(current)] = Scored(current, model.estimate(current))
-    for plan in plans:
-        scored, known = Scored(plan, model.estimate(plan)), offered.get(_name(plan))
+    for scored in found:
+        known = offered.get(_name(scored.plan))
         if known is None or _digits(scored) < _digits(known):
-            offered[_name(plan)] = scored
+            offered[_name(scored.plan)] = scored
     if not offered:
         lean = leanest(choices)
         reason = nothing_fits(problem, model, choices, lean)
