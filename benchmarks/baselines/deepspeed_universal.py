@@ -23,7 +23,9 @@ from benchmarks.transitions.ranks import Ranks
 from benchmarks.transitions.scenario import Scenario
 from benchmarks.transitions.state import Tensor, values
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1"}
+BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
+os.environ |= {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "TORCH_EXTENSIONS_DIR": str(BUILD / "extensions")}
+os.environ["PATH"] = f"{BUILD / 'bin'}:{os.environ['PATH']}"  # where its compiler driver is
 
 SELF = "benchmarks.baselines.deepspeed_universal"
 TAG, UNIVERSAL = "t", "t_universal"
@@ -51,7 +53,7 @@ class Side:
 
     def once(self) -> dict[str, Any]:
         """Save, convert, load: each from the moment when all its ranks are ready."""
-        from deepspeed.checkpoint.ds_to_universal import main  # type: ignore[import-not-found]
+        from deepspeed.checkpoint.ds_to_universal import main
 
         shutil.rmtree(self.folder, ignore_errors=True)
         save = self.saving.once()
@@ -82,7 +84,7 @@ class Side:
         self.loading.close()
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
+class Model(torch.nn.Module):
     """Plain parameters whose gradient is a known number."""
 
     def __init__(self, scenario: Scenario, tp: int, rank: int) -> None:
@@ -148,7 +150,7 @@ class _Engine:
 
     def __init__(self, rank: int, scenario: Scenario, tp: int, universal: bool) -> None:
         logging.disable(logging.WARNING)
-        import deepspeed  # type: ignore[import-not-found]
+        import deepspeed
 
         self.scenario, self.tp, self.tp_rank = scenario, tp, rank % tp
         self.folder = Path(tempfile.gettempdir()) / "universal"

@@ -43,7 +43,7 @@ class Work:
 
     def run(self) -> None:
         """Save, then load."""
-        from megatron.core import dist_checkpointing  # type: ignore[import-not-found]
+        from megatron.core import dist_checkpointing
 
         source, target = (self._sharded(units, state) for units, state in self._sides())
         dist_checkpointing.save(source, str(self.folder), validate_access_integrity=True)

@@ -50,7 +50,7 @@ class Work:
     """Two models with memory of their own; the plan is made before the clock starts."""
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
-        from megatron.core.resharding import build_centralized_reshard_plan  # type: ignore[import-not-found]
+        from megatron.core.resharding import build_centralized_reshard_plan
 
         self.rank, self.scenario = rank, scenario
         self.before = _module(scenario, scenario.source, filled(scenario.size, scenario.source, rank), rank)

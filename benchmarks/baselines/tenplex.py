@@ -199,7 +199,7 @@ def _structure(size: Size, units: Units, rank: int) -> dict[str, Any]:
 def _upload(connection: http.client.HTTPConnection, path: str, part: torch.Tensor) -> None:
     array = np.ascontiguousarray(part.numpy())
     query = urllib.parse.urlencode({"path": path, "dtype": str(array.dtype), "dims": ",".join(map(str, array.shape))})
-    body = memoryview(array).cast("B")
+    body = array.reshape(-1).view(np.uint8).tobytes()
     connection.request("POST", "/upload?" + query, body=body, headers={"Content-Type": "x-tensor"})
     answer = connection.getresponse()
     answer.read()

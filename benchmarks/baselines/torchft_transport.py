@@ -20,7 +20,7 @@ class Work:
     """The target's tensors exist before the clock starts and are received into."""
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
-        from torchft.checkpointing.pg_transport import PGTransport  # type: ignore[import-not-found]
+        from torchft.checkpointing.pg_transport import PGTransport
 
         self.rank, self.scenario, self.placed = rank, scenario, scenario.placed
         pairs = sorted((source, target) for target, source in scenario.copies().items())
