@@ -367,3 +367,16 @@ def test_machines_follow_the_configuration() -> None:
     assert len(job.pool(found, "h200x4").devices) == 16
     assert len(job.pool(found, "h100", nodes=4).devices) == 32
     assert len(job.pool(replace(found, devices_per_node=16), "h100").devices) == 16
+
+
+def test_an_engine_in_fp8_is_priced_so_in_every_plan() -> None:
+    of = built(small(rollout=replace(small().rollout, dtype="fp8")))
+    assert (of.workflow.precision(GENERATION), of.workflow.precision(TRAINING)) == ("fp8", "bf16")
+    assert built(small()).workflow.precision(GENERATION) == "bf16"
+
+
+def test_a_machine_is_what_the_framework_makes_of_it() -> None:
+    of = built(read_text("nemo-rl", texts.NEMO_RL, "job.yaml"))
+    (kind,) = of.cluster.kinds.values()
+    assert kind.host_bytes_per_s < machine("h100").kinds["h100"].host_bytes_per_s
+    assert any("pageable" in line for line in of.assumptions)
