@@ -45,9 +45,9 @@ def pool(nodes: int, size: int) -> Cluster:
     return Cluster(devices, {"gpu": kind}, {"intra": link, "inter": link})
 
 
-def workflow(name: str) -> Workflow:
-    made: Workflow = plugins.make("nereus.algorithms", name, {"reward_model": False}).workflow(
-        dict.fromkeys(("actor", "reference", "critic"), SPEC)
+def workflow(name: str, reward: bool = False) -> Workflow:
+    made: Workflow = plugins.make("nereus.algorithms", name, {"reward_model": reward}).workflow(
+        dict.fromkeys(("actor", "reference", "critic", "reward"), SPEC)
     )
     return made
 
@@ -65,7 +65,7 @@ def plans(draw: st.DrawFn, megatron: bool, openrlhf: bool = False) -> tuple[Plan
     apart = draw(st.sampled_from([0, 0, 1, 2]))
     cluster = pool(nodes + apart, size)
     devices = nodes * size
-    flow = workflow(draw(st.sampled_from(["ppo", "grpo"])))
+    flow = workflow(draw(st.sampled_from(["ppo", "grpo"])), reward=not openrlhf and draw(st.booleans()))
     updates = draw(st.sampled_from([1, 2]))
     work = replace(WORK, prompts=devices * 2 * updates, mini_batch=devices * 2 * WORK.samples_per_prompt)
     work = replace(work, packed=draw(st.booleans()), loss=draw(st.sampled_from(["eager", "fused"])))
@@ -338,3 +338,15 @@ def test_keys_of_a_package_are_read_without_importing_it(tmp_path, monkeypatch: 
     monkeypatch.syspath_prepend(str(tmp_path))
     lines = ["# a comment", "--actor.num_nodes 1", "--actor.num_gpus 8"]
     assert export.unknown_keys("openrlhf", lines) == ("--actor.num_gpus",)
+
+
+def test_a_context_that_the_configuration_gives_the_model_is_given_again() -> None:
+    """Positions beyond the model's own are in the file; without them its sequences would be refused."""
+    flow = workflow("grpo")
+    work = replace(WORK, prompt=Lengths.constant(8192), response=Lengths.constant(1024), max_response_tokens=1024)
+    cluster = pool(1, 4)
+    plan = Plan(tuple(placed(Candidate(ms, Layout(1), 4, 1, zero=3 if ms == ACTOR else 0)) for ms in flow.model_stages))
+    lines = export.overrides("verl", plan, flow, work, cluster)
+    made = again("verl", lines, "overrides.txt", flow, cluster)
+    assert made.workload.prompt.maximum + made.workload.response.maximum == 9216
+    assert any("9216" in note and "8192" in note for note in made.notes)

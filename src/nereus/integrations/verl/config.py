@@ -124,7 +124,7 @@ def imported(keys: Keys) -> Imported:
         batch=batch,
         reference=_reference(keys, actor) if "reference" in roles or keys.starts(f"{REF}.") else None,
         critic=_critic(keys, training) if "critic" in roles else None,
-        reward=Part(devices=scoring or training) if "reward" in roles else None,
+        reward=_reward_part(keys, scoring or training) if "reward" in roles else None,
         kv_share=keys.number(f"{ROLLOUT}.gpu_memory_utilization", default=0.5, of="kv_share"),
         asynchronous=apart is not None,
         device_lists={"reward": tuple(range(training, training + scoring))} if scoring else {},
@@ -154,6 +154,23 @@ def _reward_pool(keys: Keys) -> int | None:
     if nodes * each < 1:
         raise keys.invalid("reward_model.enable_resource_pool", f"is set, for {nodes} nodes of {each} devices")
     return nodes * each
+
+
+def _reward_part(keys: Keys, devices: int) -> Part:
+    """The reward model: an engine like the rollout's in newer versions, else as the critic is."""
+    if keys.has(*_reward("rollout.name")) or keys.flag(*_reward("use_reward_loop"), default=False):
+        tp = degree(*_reward("rollout.tensor_model_parallel_size"), default=2)
+        return part(keys, {"tp": tp, "backend": name(*_reward("rollout.name"))}, "reward", devices=devices)
+    micro: Table = {
+        "micro_batch": size(*_reward("micro_batch_size_per_gpu")),
+        "step_micro_batch": size(*_reward("micro_batch_size")),
+        "tokens": size(*_reward("forward_max_token_len_per_gpu")),
+    }
+    if _is_megatron(keys, REWARD[0]):
+        table = _megatron(f"{REWARD[0]}.megatron") | micro
+        return part(keys, table, "reward", backend="megatron", devices=devices)
+    table = _fsdp(REWARD[0], f"{REWARD[0]}.model.fsdp_config") | micro
+    return part(keys, table, "reward", backend="fsdp", zero=3, devices=devices)
 
 
 def _batch(keys: Keys) -> Batch:

@@ -12,6 +12,13 @@ from nereus.integrations.verl.config import ACTOR, MODEL, REF, ROLLOUT
 
 MOST_SHARE = 0.95
 """Of a device's memory: beyond it an engine has no room for what it does not count."""
+SECTIONS = {"actor": ACTOR, "reference": REF, "critic": "critic", "reward": "reward_model"}
+UPDATED = ("actor", "critic")
+MICRO = {
+    "reference": ("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu"),
+    "reward": ("micro_batch_size_per_gpu", "forward_max_token_len_per_gpu"),
+}
+"""Micro-batch and token budget of roles that do not train."""
 OVERRIDE = "override_transformer_config"
 STAGES = {
     "first": f"{OVERRIDE}.num_layers_in_first_pipeline_stage",
@@ -26,8 +33,8 @@ def lines(asked: Exported) -> list[str]:
     strategy = _strategy(asked, roles)
     found = {**_pool(asked, roles), **_batch(asked), **_algorithm(asked), **_generation(asked)}
     for role, candidate in roles.items():
-        asked.whole_shares(candidate, updated=role != "reference")
-        section = {"actor": ACTOR, "reference": REF, "critic": "critic"}[role]
+        asked.whole_shares(candidate, updated=role in UPDATED)
+        section = SECTIONS[role]
         found |= _common(asked, role, section, candidate, strategy)
         found |= _megatron(asked, section, candidate) if strategy == "megatron" else _fsdp(asked, role, candidate)
     return [f"{key}={value}" for key, value in found.items()]
@@ -38,9 +45,11 @@ def _roles(asked: Exported) -> dict[str, Candidate]:
     actor = asked.of("actor", Stage.TRAINING)
     if actor is None or asked.of("actor", Stage.GENERATION) is None:
         raise asked.refuse("actor", "it must both generate and train")
-    if asked.of("reward", Stage.INFERENCE) is not None:
-        raise asked.refuse("reward/inference", "a reward model has no layout of its own among verl's overrides")
-    others = {"reference": asked.of("reference", Stage.INFERENCE), "critic": asked.of("critic", Stage.TRAINING)}
+    others = {
+        "reference": asked.of("reference", Stage.INFERENCE),
+        "critic": asked.of("critic", Stage.TRAINING),
+        "reward": asked.of("reward", Stage.INFERENCE),
+    }
     return {"actor": actor, **{role: candidate for role, candidate in others.items() if candidate}}
 
 
@@ -92,7 +101,16 @@ def _batch(asked: Exported) -> dict[str, object]:
         **({f"{MODEL}.use_fused_kernels": True} if work.loss == "fused" else {}),
         "data.max_prompt_length": int(work.prompt.maximum),
         "data.max_response_length": work.max_response_tokens,
+        **_context(asked),
     }
+
+
+def _context(asked: Exported) -> dict[str, object]:
+    """Sequences beyond the model's own positions: what the configuration gave it stays given."""
+    longest = int(asked.workload.prompt.maximum) + asked.workload.max_response_tokens
+    if longest <= asked.workflow.specs["actor"].max_positions:
+        return {}
+    return {f"+{MODEL}.override_config.max_position_embeddings": longest, f"{ROLLOUT}.max_model_len": longest}
 
 
 def _algorithm(asked: Exported) -> dict[str, object]:
@@ -146,13 +164,13 @@ def _engine_experts(asked: Exported, candidate: Candidate) -> dict[str, object]:
 
 
 def _common(asked: Exported, role: str, section: str, candidate: Candidate, strategy: str) -> dict[str, object]:
-    trained = role != "reference"
-    micro = "ppo_micro_batch_size_per_gpu" if trained else "log_prob_micro_batch_size_per_gpu"
+    micro, budget = MICRO.get(role, ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"))
     found: dict[str, object] = {f"{section}.{micro}": candidate.micro_batch}
     if asked.workload.packed:
-        budget = "ppo_max_token_len_per_gpu" if trained else "log_prob_max_token_len_per_gpu"
         found[f"{section}.{budget}"] = _tokens(asked.workload, candidate)
-    return found | {f"{section}.strategy": strategy} if trained else found
+    if role == "reward":
+        found |= {f"{section}.enable": True, f"{section}.use_reward_loop": False}
+    return found if role == "reference" else found | {f"{section}.strategy": strategy}
 
 
 def _tokens(work: Workload, candidate: Candidate) -> int:
@@ -166,6 +184,7 @@ def _fsdp(asked: Exported, role: str, candidate: Candidate) -> dict[str, object]
         "actor": (ACTOR, f"{ACTOR}.fsdp_config", MODEL),
         "reference": (REF, f"{REF}.fsdp_config", ""),
         "critic": ("critic", "critic.model.fsdp_config", "critic.model"),
+        "reward": ("reward_model", "reward_model.model.fsdp_config", ""),
     }[role]
     if candidate.recompute == "selective":
         raise asked.refuse(candidate.model_stage, "FSDP recomputes whole layers or none")
