@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from nereus.core import EMU, StateSchema
+from nereus.core import EMU, Kind, StateSchema
 from nereus.engine.connection import Message
 from nereus.engine.worker import Handler, Worker
 from tests.engine.fill import local
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A device's process gets a signal at a command, of one primitive where that is given; or spoils a tensor."""
+
+    device: int
+    command: str
+    primitive: str | None = None
+    signal: int = signal.SIGKILL
+    after: bool = False
+    spoils: tuple[str, Kind] | None = None
+
+
+def late(waits: random.Random, act: Handler, message: Message) -> Message | None:
+    """Carry out a command a little later."""
+    time.sleep(waits.uniform(0, 0.02))
+    return act(message)
+
+
 class Filler:
-    """`options` may hold `die`: (device, primitive) that kills its process when asked to apply that primitive."""
+    """`options` may hold `fault`, a `Fault`, and `delays`: a seed of short random waits before every command."""
 
     def __init__(self, worker: Worker, options: Any) -> None:
         if options == "broken":
@@ -36,18 +57,36 @@ class Filler:
             "sum": self.sum,
             "load": self.load,
             "read": self.read,
+            "spoil": self.spoil,
             "sleep": lambda message: time.sleep(message.fields["seconds"]),
             "groups.names": lambda _: Message("names", {"names": self.worker.groups.names}),
         }
-        if "die" in self.options:
-            found["transition.apply"] = self.apply_or_die
+        fault: Fault | None = self.options.get("fault")
+        own = self.worker.handlers()
+        if "delays" in self.options:
+            waits = random.Random(f"{self.options['delays']} {self.worker.device}")
+            found |= {name: partial(late, waits, act) for name, act in own.items() if name.startswith("transition.")}
+        if fault is not None and fault.device == self.worker.device:
+            found[fault.command] = partial(self.faulty, fault, own[fault.command])
         return found
 
-    def apply_or_die(self, message: Message) -> Message | None:
-        if self.options["die"] == (self.worker.device, message.fields["primitive"]):
-            time.sleep(0.3)  # the peers are waiting by now
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.worker.handlers()["transition.apply"](message)
+    def faulty(self, fault: Fault, act: Handler, message: Message) -> Message | None:
+        """Carry out a command, with the fault before or after it."""
+        if fault.primitive not in (None, message.fields.get("primitive")):
+            return act(message)
+        reply = act(message) if fault.after else None
+        if fault.spoils is not None:
+            self.spoil(Message("spoil", {"key": fault.spoils}))
+            return reply
+        time.sleep(0.2)  # the peers are waiting by now
+        os.kill(os.getpid(), fault.signal)
+        return reply
+
+    def spoil(self, message: Message) -> None:
+        """Change one element of a tensor (name, kind) in every position that holds it, not yet committed ones too."""
+        for position in (*self.worker.positions, *self.worker.positions._pending.values()):
+            if message.fields["key"] in position.tensors:
+                position.tensors[message.fields["key"]].view(-1)[0] += 1
 
     def spend(self, message: Message) -> Message:
         """Use CPU in small pieces, pacing after each."""

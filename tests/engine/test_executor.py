@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-import numpy as np
 import pytest
-import torch
 
 from nereus.core import (
     EMU,
@@ -21,34 +18,28 @@ from nereus.core import (
     Layout,
     LogicalState,
     ModelStage,
-    Stage,
     TransitionDAG,
 )
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
-from nereus.engine.executor import TransitionExecutor, _one_layout, _Progress
+from nereus.engine.executor import TransitionExecutor
+from nereus.engine.progress import Progress, one_layout
 from nereus.engine.worker import DeviceSettings
 from nereus.transition.compile import connect
 from nereus.transition.fit import fit, stored_bytes
-from tests.engine.fill import local, schema
+from tests.engine.crews import (
+    INFERENCE,
+    PROGRAM,
+    SCHEMAS,
+    TRAINING,
+    WAIT_S,
+    check_state,
+    fill,
+    read,
+    started,
+    units,
+)
 from tests.oracles.cut import lacks_bytes
-
-TRAINING = ModelStage("actor", Stage.TRAINING)
-INFERENCE = ModelStage("reward", Stage.INFERENCE)
-SCHEMAS = {TRAINING: schema(), INFERENCE: schema(layers=4, tied=False, trained=False)}
-PROGRAM = "tests.engine.program.Filler"
-WAIT_S = 60.0
-COUNTERS = LogicalState(update_count=7, model_version=3, policy_version=2, position=96)
-
-
-def units(model_stage: ModelStage, layout: Layout, *devices: tuple[int, ...]) -> list[EMU]:
-    return [EMU(model_stage, layout, each) for each in devices]
-
-
-def started(crew: Crew, ids: range) -> Crew:
-    crew.start(ids)
-    crew.wait_ready(ids, WAIT_S)
-    return crew
 
 
 @pytest.fixture(scope="module")
@@ -64,37 +55,6 @@ def crew(shared: Crew) -> Iterator[Crew]:
     held = [unit for unit, _ in read(shared).values()]
     shared.call(range(4), Message("transition.abort"), WAIT_S)
     shared.call(range(4), Message("transition.destroy", {"units": held}), WAIT_S)
-
-
-def fill(crew: Crew, start: EMUSet) -> None:
-    for unit in start:
-        fields = {"unit": unit, "schema": SCHEMAS[unit.model_stage], "logical": COUNTERS}
-        crew.call(unit.devices, Message("load", fields), WAIT_S)
-
-
-def read(crew: Crew) -> dict[tuple[int, ModelStage], tuple[EMU, LogicalState]]:
-    replies = crew.call(sorted(crew.ready()), Message("read"), WAIT_S)
-    return {(d, ms): entry for d, reply in replies.items() for ms, entry in reply.fields["held"].items()}
-
-
-def check_state(crew: Crew, expected: EMUSet) -> None:
-    """Every device holds exactly the oracle's shards of `expected`, and its ledger counts those bytes alone."""
-    replies = crew.call(sorted(crew.ready()), Message("read"), WAIT_S)
-    for device, reply in replies.items():
-        mine = {unit.model_stage: (unit, COUNTERS) for unit in expected.on(device)}
-        assert reply.fields["held"] == mine, f"device {device}"
-        wanted = {
-            f"{unit.model_stage} {name} {kind}": values
-            for unit in expected.on(device)
-            for (name, kind), values in local(SCHEMAS[unit.model_stage], unit, device).items()
-        }
-        assert reply.arrays.keys() == wanted.keys()
-        for key, values in wanted.items():
-            bits = values.contiguous().reshape(-1).view(torch.uint8).numpy()
-            assert np.array_equal(reply.arrays[key], bits), f"device {device}: {key}"
-    used = crew.call(sorted(crew.ready()), Message("memory"), WAIT_S)
-    stored = stored_bytes(expected, SCHEMAS)
-    assert {d: r.fields["used_bytes"] for d, r in used.items()} == {d: stored[d] for d in used}
 
 
 def random_units(source: random.Random, model_stage: ModelStage, devices: list[int]) -> list[EMU]:
@@ -182,37 +142,6 @@ def test_an_infeasible_goal_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["Split", "Extend", "Merge"])
-def test_a_peer_killed_in_the_middle_leaves_whole_units_and_nobody_hangs(kind: str) -> None:
-    starts = {
-        "Split": (units(TRAINING, Layout(2), (0, 1), (2, 3)), units(TRAINING, Layout(1), (0,), (1,), (2,), (3,))),
-        "Extend": (units(TRAINING, Layout(2), (0, 1)), units(TRAINING, Layout(2), (0, 1), (2, 3))),
-        "Merge": (units(TRAINING, Layout(1), (0,), (3,)), units(TRAINING, Layout(4), (0, 1, 2, 3))),
-    }
-    start, goal = (EMUSet(tuple(found)) for found in starts[kind])
-    dag = connect(start, goal, SCHEMAS, {})
-    victim = 3
-    step = next(p for p in dag.primitives if p.name == kind and victim in p.devices)
-    options = {"die": (victim, step.id)}
-    with Crew({d: DeviceSettings() for d in range(4)}, PROGRAM, options, timeout_s=30) as crew:
-        started(crew, range(4))
-        fill(crew, start)
-        began_s = time.monotonic()
-        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=30).execute(dag)
-        assert time.monotonic() - began_s < 25, "survivors waited for their deadline"
-        assert not outcome.completed
-        assert "device 3 is lost" in str(outcome.error)
-        assert crew.ready() == {0, 1, 2}
-        assert outcome.units.of(TRAINING), "a whole copy was there and still is"
-        assert victim not in outcome.units.devices
-        check_state(crew, outcome.units)
-        again = connect(outcome.units, EMUSet(tuple(units(TRAINING, Layout(1, 3), (2, 1, 0)))), SCHEMAS, {})
-        recovered = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(again)
-        assert recovered.completed, recovered.error
-        check_state(crew, recovered.units)
-
-
-@pytest.mark.processes
 def test_the_last_copy_is_never_destroyed(crew: Crew) -> None:
     start = EMUSet(tuple(units(TRAINING, Layout(2), (0, 1))))
     fill(crew, start)
@@ -245,7 +174,7 @@ def primitives(*names: str, devices: Mapping[str, tuple[int, int]]) -> tuple[Ext
 def test_disjoint_devices_run_together_and_overlapping_ones_in_listed_order() -> None:
     steps = primitives("a", "b", "c", "d", devices={"a": (0, 1), "b": (2, 3), "c": (1, 4), "d": (4, 5)})
     dag = TransitionDAG(EMUSet(()), EMUSet(()), steps)
-    progress = _Progress(dag, [], {})
+    progress = Progress(dag, [], {})
     assert [p.id for p in progress.startable()] == ["a", "b"], "d must not overtake c, which waits for a"
     progress.done |= {"a"}
     assert [p.id for p in progress.startable()] == ["b", "c"]
@@ -255,7 +184,7 @@ def test_a_destroy_waits_for_the_commit_of_what_reads_its_unit() -> None:
     (extend,) = primitives("a", devices={"a": (0, 1)})
     destroy = Destroy("z", extend.sources, (), "z")
     dag = TransitionDAG(EMUSet(()), EMUSet(()), (extend, destroy), (Edge("a", "z", EdgeKind.STATE),))
-    progress = _Progress(dag, [], {}, done={"a"})
+    progress = Progress(dag, [], {}, done={"a"})
     assert progress.startable() == []
     assert progress.committable() == ["a"]
     progress.committed.add("a")
@@ -265,5 +194,5 @@ def test_a_destroy_waits_for_the_commit_of_what_reads_its_unit() -> None:
 def test_units_that_are_left_have_one_layout_for_each_model_stage() -> None:
     wide, narrow = units(TRAINING, Layout(2), (0, 1)), units(TRAINING, Layout(1), (2,), (3,), (4,))
     scored = units(INFERENCE, Layout(1), (0,))
-    assert _one_layout((*wide, *scored, *narrow)) == (*scored, *narrow), "three devices do more than two"
-    assert _one_layout((*wide, *narrow[:2])) == tuple(wide), "the first of equals"
+    assert one_layout((*wide, *scored, *narrow)) == (*scored, *narrow), "three devices do more than two"
+    assert one_layout((*wide, *narrow[:2])) == tuple(wide), "the first of equals"

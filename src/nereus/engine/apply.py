@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nereus.core import EMU, LogicalState, ModelStage, Move, Primitive, StateSchema, TransitionDAG, TransitionError
+import torch
+
+from nereus.core import (
+    EMU,
+    LogicalState,
+    ModelStage,
+    Move,
+    Primitive,
+    StateSchema,
+    TransitionDAG,
+    TransitionError,
+    TransportError,
+)
 from nereus.engine.connection import Message
+from nereus.engine.digest import hashes
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover, most_peers
 from nereus.engine.positions import Position
@@ -27,30 +43,37 @@ from nereus.transition.routes import (
 if TYPE_CHECKING:
     from nereus.engine.worker import Handler, Worker
 
+log = logging.getLogger(__name__)
+
+
+PROTOCOL = 1
+"""Changes whenever workers of two versions would cut the same moves into different messages."""
+
 
 @dataclass(slots=True)
 class _Running:
-    """The transition under way."""
+    """The transition under way. `timeout_s` bounds what one primitive waits for its peers."""
 
     dag: TransitionDAG
     schemas: Mapping[ModelStage, StateSchema]
     logical: Mapping[ModelStage, LogicalState]
     group: Group
-    flows: dict[ModelStage, dict[str, tuple[Flow, ...]]] = field(default_factory=dict)
+    timeout_s: float
+    flows: Mapping[str, tuple[Flow, ...]]
+    """Acquiring primitive → who sends what to whom; the same on every rank."""
 
     def moves(self, primitive: Primitive, device: int) -> tuple[Move, ...]:
-        """What `device` sends and receives in a primitive; the same on every rank."""
-        return expand_flows(self._flows(primitive), self.schemas[primitive.model_stage], device=device)
+        """What `device` sends and receives in a primitive."""
+        return expand_flows(self.flows[primitive.id], self.schemas[primitive.model_stage], device=device)
 
     def most_peers(self, primitive: Primitive) -> int:
         """The most devices that one device exchanges with in a primitive."""
-        return most_peers((flow.source, flow.target) for flow in self._flows(primitive))
+        return most_peers((flow.source, flow.target) for flow in self.flows[primitive.id])
 
-    def _flows(self, primitive: Primitive) -> tuple[Flow, ...]:
-        model_stage = primitive.model_stage
-        if model_stage not in self.flows:
-            self.flows[model_stage] = flows_of(self.dag, model_stage, self.schemas[model_stage])
-        return self.flows[model_stage][primitive.id]
+
+def environment() -> str:
+    """What must be equal on all workers, or they would not understand each other's bytes."""
+    return f"protocol {PROTOCOL}, torch {torch.__version__}, {sys.byteorder}-endian"
 
 
 class Transition:
@@ -63,24 +86,59 @@ class Transition:
     def handlers(self) -> dict[str, Handler]:
         """Command name → function."""
         return {
-            "transition.logical": self._logical,
+            "transition.look": self._look,
             "transition.begin": self._begin,
+            "transition.probe": self._probe,
+            "transition.hash": self._hash,
             "transition.apply": self._apply,
+            "transition.offload": self._offload,
             "transition.commit": self._commit,
             "transition.destroy": self._destroy,
             "transition.abort": self._abort,
             "transition.end": self._end,
         }
 
-    def _logical(self, _: Message) -> Message:
-        """The counters of every live position."""
-        positions = self._worker.positions
-        return Message("transition.logical", {"logical": {p.unit.model_stage: p.logical for p in positions}})
+    def _look(self, _: Message) -> Message:
+        """The counters of every live position, memory, and what the environment is."""
+        logical = {position.unit.model_stage: position.logical for position in self._worker.positions}
+        fields = {"logical": logical, "environment": environment(), **self._worker.memory()}
+        return Message("transition.look", fields)
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message) -> Message:
+        """Make the group of all members and expand the routes; the reply names the routes by a hash."""
         fields = message.fields
         group = self._worker.groups.make(fields["group"], fields["members"])
-        self._running = _Running(fields["dag"], fields["schemas"], fields["logical"], group)
+        dag, schemas = fields["dag"], fields["schemas"]
+        found = {name: flows for ms, schema in schemas.items() for name, flows in flows_of(dag, ms, schema).items()}
+        self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], found)
+        return Message("transition.begin", {"routes": fingerprint(found)})
+
+    def _probe(self, _: Message) -> None:
+        """A byte over each pair that will be used, so that nothing is allocated for a peer that cannot be reached."""
+        running, device = self._context(), self._worker.device
+        pairs = {(flow.source, flow.target) for flows in running.flows.values() for flow in flows}
+        ranks = {member: rank for rank, member in enumerate(running.group.members)}
+        transport = Torch(running.group, self._worker.timeout_s)
+
+        def byte() -> torch.Tensor:
+            return torch.zeros(1, dtype=torch.uint8, device=transport.device)
+
+        sends = [(ranks[target], byte()) for source, target in sorted(pairs) if source == device != target]
+        receives = [(ranks[source], byte()) for source, target in sorted(pairs) if target == device != source]
+        handles, errors = transport.post(sends, receives)
+        for error in errors:
+            raise TransportError(f"device {device}, probe: {error}")
+        for handle in handles:
+            transport.wait(handle, f"device {device}, probe")
+
+    def _hash(self, message: Message) -> Message:
+        """Hashes of the positions of some units, in the pieces that `marks` makes of their tensors."""
+        found = {}
+        for unit, marks in message.fields["units"].items():
+            if self._worker.device in unit.devices:
+                position = self._find(unit)
+                found[str(unit.model_stage)] = hashes(position, self._worker.device, marks, message.fields["thorough"])
+        return Message("transition.hash", {}, found)
 
     def _apply(self, message: Message) -> Message:
         """One primitive: allocate the goal position at the first primitive that concerns it, then move."""
@@ -89,19 +147,22 @@ class Transition:
         primitive = next(p for p in running.dag.primitives if p.id == message.fields["primitive"])
         members = running.dag.groups[primitive.group]
         schema = running.schemas[primitive.model_stage]
-        transport = Torch(running.group, self._worker.timeout_s)
+        transport = Torch(running.group, running.timeout_s)
         mover = Mover(device, schema.tensors, schema.dtypes, transport, self._worker.ledger)
-        for goal in goal_units(running.dag, members):
+        goals = goal_units(running.dag, members)
+        for goal in goals:
             if device in goal.devices and self._worker.positions.pending(primitive.group, goal) is None:
                 self._prepare(mover, primitive, goal, alias_source(running.dag, members, device))
         sources = source_units(running.dag, members)
-        goals = goal_units(running.dag, members)
-        traffic = mover.run(
-            running.moves(primitive, device),
-            lambda _: self._find(next((unit for unit in sources if device in unit.devices), None)),
-            lambda _: self._target(primitive.group, goals),
-            running.most_peers(primitive),
-        )
+        try:
+            traffic = mover.run(
+                running.moves(primitive, device),
+                lambda _: self._find(next((unit for unit in sources if device in unit.devices), None)),
+                lambda _: self._target(primitive.group, goals),
+                running.most_peers(primitive),
+            )
+        except TransportError as error:
+            raise TransportError(f"device {device}, {primitive.id}: {error}") from None
         return Message(
             "transition.apply",
             {
@@ -115,11 +176,18 @@ class Transition:
         running, device = self._context(), self._worker.device
         schema = running.schemas[goal.model_stage]
         base = None if old is None else self._find(old)
-        shared = frozenset[str]() if old is None else aliased(schema, old, goal, device)
+        staged = base is not None and base.staged
+        shared = frozenset[str]() if old is None or staged else aliased(schema, old, goal, device)
         position = self._worker.positions.prepare(primitive.group, goal, schema, base, shared)
         position.logical = running.logical[goal.model_stage]
         if old is not None and base is not None:
-            mover.run(local_copies(schema, old, goal, device), lambda _: base, lambda _: position)
+            copies = local_copies(schema, old, goal, device, staged)
+            mover.run(copies, lambda _: base, lambda _: position)
+
+    def _offload(self, message: Message) -> Message:
+        """Move positions to host memory; they are read from there until their Destroy."""
+        taken = sum(self._worker.positions.offload(unit) for unit in message.fields["units"])
+        return Message("transition.offload", {"host_bytes": taken})
 
     def _find(self, unit: EMU | None) -> Position:
         position = None if unit is None else self._worker.positions.find(unit)
@@ -142,11 +210,17 @@ class Transition:
         for unit in message.fields["units"]:
             self._worker.positions.destroy(unit)
 
-    def _abort(self, _: Message) -> None:
-        """Keep what is committed and what was there before; let go of the rest, and of every group."""
+    def _abort(self, message: Message) -> Message:
+        """Keep what is committed and what was there before; let go of the rest, and of every group.
+
+        What lies in host memory comes back; the reply names the units for which there is no room.
+        """
+        if self._running is not None:
+            log.info("device %d: transition stopped: %s", self._worker.device, message.fields.get("error"))
         self._worker.positions.abort()
         self._worker.groups.drop_all()
         self._running = None
+        return Message("transition.abort", {"staged": self._worker.positions.restore()})
 
     def _end(self, _: Message) -> None:
         if self._running is not None:
@@ -157,3 +231,15 @@ class Transition:
         if self._running is None:
             raise TransitionError(f"device {self._worker.device}: no transition has begun")
         return self._running
+
+
+def fingerprint(flows: Mapping[str, tuple[Flow, ...]]) -> str:
+    """Equal where the same primitives carry the same flows in the same order."""
+    found = hashlib.sha256()
+    for name, entries in flows.items():
+        found.update(name.encode())
+        for flow in entries:
+            first, last = flow.tensors[0].name, flow.tensors[-1].name
+            ends = (flow.start, flow.stop, flow.source, flow.target)
+            found.update(f"{first} {last} {len(flow.tensors)} {ends}".encode())
+    return found.hexdigest()[:16]

@@ -167,6 +167,19 @@ class Crew:
         replies = self.wait(list(tickets.values()), timeout_s)
         return {device: replies[ticket] for device, ticket in tickets.items()}
 
+    def settle(self, devices: Collection[int], timeout_s: float) -> None:
+        """Wait until they have answered everything; a worker that has not by then is ended, and counts as lost."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            owing = [d for d in sorted(devices) if d in self._members and self._members[d].unanswered]
+            left_s = deadline_s - time.monotonic()
+            if not owing or left_s <= 0:
+                break
+            self._pump(left_s)
+        for device in owing:
+            self._lose(device, f"no answer within {timeout_s:g} s")
+        self._replies.clear()
+
     def stop(self, ids: Iterable[int]) -> None:
         """End workers: politely first, by their process ids after a deadline."""
         chosen = {device: self._members.pop(device) for device in sorted(set(ids)) if device in self._members}

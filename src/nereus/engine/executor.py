@@ -10,134 +10,66 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
 from nereus.core import (
     EMU,
     Destroy,
     EMUSet,
     InfeasibleError,
-    Layout,
+    Kind,
     LogicalState,
+    Merge,
     ModelStage,
     NereusError,
+    Offload,
     Outcome,
     Primitive,
     StateSchema,
     TransitionDAG,
     TransitionError,
 )
+from nereus.engine.apply import fingerprint
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew, Reply, explain
+from nereus.engine.crew import Crew, explain
+from nereus.engine.digest import digests, marks_of
+from nereus.engine.progress import Progress, Traffic, one_layout, whole
 from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.fit import fit, stored_bytes
 from nereus.transition.flows import Flow
-from nereus.transition.routes import flows_of, goal_units
+from nereus.transition.routes import flows_of, goal_units, source_units
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+SLOWEST_BYTES_PER_S = 50e6
+"""A device that moves bytes more slowly than this is taken for lost."""
 
-Traffic = dict[tuple[int, int], int]
-"""(source, target) → bytes."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a transition has come."""
-
-    dag: TransitionDAG
-    units: list[EMU]
-    traffic: Mapping[str, Traffic]
-    done: set[str] = field(default_factory=set)
-    committed: set[str] = field(default_factory=set)
-    waiting: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Ticket under way → primitive and device."""
-    received_bytes: Counter[int] = field(default_factory=Counter)
-    sent_bytes: Counter[int] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def devices(self, primitive: Primitive) -> frozenset[int]:
-        """Its own devices, and those that send to them without keeping anything of what it makes."""
-        return primitive.devices.union(*self.traffic.get(primitive.id, {}))
-
-    def startable(self) -> list[Primitive]:
-        """In listed order; one that cannot start yet keeps its devices from those after it."""
-        before = self.dag.predecessors()
-        groups = {p.id: p.group for p in self.dag.primitives if not isinstance(p, Destroy)}
-        running = {name for name, _ in self.waiting.values()}
-        taken: set[int] = set()
-        found: list[Primitive] = []
-        for primitive in self.dag.primitives:
-            if primitive.id in self.done:
-                continue
-            needed = before[primitive.id]
-            devices = self.devices(primitive)
-            free = primitive.id not in running and not devices & taken and needed <= self.done
-            if isinstance(primitive, Destroy):
-                free = free and {groups[name] for name in needed if name in groups} <= self.committed
-            if free:
-                found.append(primitive)
-            taken |= devices
-        return found
-
-    def take(self, ticket: int, reply: Reply) -> NereusError | None:
-        """Enter one reply. A primitive is done when all its devices have received what the plan says; else an error."""
-        if ticket not in self.waiting:
-            return None
-        name, device = self.waiting.pop(ticket)
-        if isinstance(reply, NereusError):
-            return reply
-        if reply.name == "transition.apply":
-            received, sent = reply.fields["received_bytes"], reply.fields["sent_bytes"]
-            planned = sum(size for (_, target), size in self.traffic[name].items() if target == device)
-            if received != planned:
-                return TransitionError(
-                    f"{name}: device {device} received {received:,} bytes, the plan says {planned:,}"
-                )
-            self.received_bytes[device] += received
-            self.sent_bytes[device] += sent
-        if name not in {other for other, _ in self.waiting.values()}:
-            self.done.add(name)
-            self.seconds[name] = time.perf_counter() - self.seconds[name]
-        return None
-
-    def committable(self) -> list[str]:
-        """Commit groups whose primitives have all succeeded on every member."""
-        return [
-            name
-            for name, primitives in self.dag.groups.items()
-            if name not in self.committed and {primitive.id for primitive in primitives} <= self.done
-        ]
+Flows = Mapping[str, tuple[Flow, ...]]
+"""Acquiring primitive → who sends what to whom."""
+Reports = Mapping[int, Message]
+"""Device → what it answered."""
+Digests = Mapping[tuple[str, Kind], int]
 
 
 class TransitionExecutor:
-    """Carries out transitions on the live state of a crew's workers."""
+    """Carries out transitions on the live state of a crew's workers.
 
-    def __init__(self, crew: Crew, schemas: Mapping[ModelStage, StateSchema], timeout_s: float = 60.0) -> None:
+    With `verify`, the hash of every logical tensor must be the same before and after.
+    """
+
+    def __init__(
+        self, crew: Crew, schemas: Mapping[ModelStage, StateSchema], timeout_s: float = 60.0, verify: bool = False
+    ) -> None:
         self._crew = crew
         self._schemas = schemas
         self._timeout_s = timeout_s
+        self._verify = verify
         self._epoch = 0
 
     def check(self, dag: TransitionDAG) -> dict[int, int]:
         """Device → peak bytes, from what the ledgers hold now. Raises InfeasibleError before anything moves."""
-        devices = sorted(dag.devices)
-        reports = self._crew.call(devices, Message("memory"), self._timeout_s)
-        stored = stored_bytes(dag.start, self._schemas)
-        staging = self._staging(dag)
-        other = {d: r.fields["used_bytes"] - stored[d] + staging.get(d, 0) for d, r in reports.items()}
-        limits = {d: r.fields["capacity_bytes"] for d, r in reports.items() if r.fields["capacity_bytes"] is not None}
-        return fit(dag, self._schemas, limits, other)
-
-    def _staging(self, dag: TransitionDAG) -> Counter[int]:
-        """Device → the most that staging buffers take of it: a device runs one primitive at a time."""
-        most: Counter[int] = Counter()
-        traffic = self._traffic(dag)
-        for primitive in dag.primitives:
-            schema = self._schemas[primitive.model_stage]
-            most |= staging_bytes(traffic.get(primitive.id, {}), bucket_bytes(schema.tensors, schema.dtypes))
-        return most
+        return self._fitted(dag, self._look(dag), self._flows(dag))
 
     def execute(self, dag: TransitionDAG) -> Outcome:
         """Go from `dag.start` to `dag.goal`. What failed is in the outcome; its units are those that exist whole.
@@ -145,62 +77,118 @@ class TransitionExecutor:
         After a failure no communication group is left on any device that took part.
         """
         started_s = time.perf_counter()
-        progress = _Progress(dag, list(dag.start), {})
+        progress = Progress(dag, list(dag.start), {})
         if not dag.primitives:
             return Outcome(dag.goal, True, 0.0)
         try:
-            self.check(dag)
-            progress.traffic = self._traffic(dag)
-            self._begin(dag)
+            flows, reports = self._flows(dag), self._look(dag)
+            self._fitted(dag, reports, flows)
+            progress.traffic = self._traffic(dag, flows)
+            progress.timeout_s = self._timeout_s + _most_bytes(progress.traffic.values()) / SLOWEST_BYTES_PER_S
+            self._begin(progress, flows, _logical(dag, reports))
+            before = self._checked(dag)
             self._walk(progress)
+            self._verified(dag, before)
             self._crew.call(sorted(dag.devices), Message("transition.end"), self._timeout_s)
         except InfeasibleError as error:
-            return _outcome(progress, dag.start, started_s, str(error))
+            return progress.outcome(dag.start, started_s, str(error))
         except NereusError as error:
             log.warning("transition stopped: %s", error)
-            return _outcome(progress, self._recover(progress), started_s, str(error))
-        return _outcome(progress, dag.goal, started_s, None)
+            return progress.outcome(self._recover(progress, error), started_s, str(error))
+        return progress.outcome(dag.goal, started_s, None)
 
-    def _traffic(self, dag: TransitionDAG) -> dict[str, Traffic]:
-        """What each acquiring primitive sends, by pair of devices."""
-        found: dict[str, Traffic] = {}
-        for model_stage in {primitive.model_stage for primitive in dag.primitives}:
-            schema = self._schemas[model_stage]
-            for name, flows in flows_of(dag, model_stage, schema).items():
-                found[name] = _pairs(flows, schema.element_bytes)
+    def _look(self, dag: TransitionDAG) -> Reports:
+        """What every device that takes part says of itself. Raises TransitionError where their software differs."""
+        reports = self._crew.call(sorted(dag.devices), Message("transition.look"), self._timeout_s)
+        found = {device: report.fields["environment"] for device, report in reports.items()}
+        first = min(found)
+        for device, environment in found.items():
+            if environment != found[first]:
+                raise TransitionError(
+                    f"device {device} runs {environment}, device {first} runs {found[first]}: "
+                    "all devices of a transition need the same"
+                )
+        return reports
+
+    def _fitted(self, dag: TransitionDAG, reports: Reports, flows: Flows) -> dict[int, int]:
+        """Device → peak bytes, staging buffers included. Raises InfeasibleError."""
+        staging: Counter[int] = Counter()  # a device runs one primitive at a time
+        traffic = self._traffic(dag, flows)
+        for primitive in dag.primitives:
+            schema = self._schemas[primitive.model_stage]
+            staging |= staging_bytes(traffic.get(primitive.id, {}), bucket_bytes(schema.tensors, schema.dtypes))
+        stored = stored_bytes(dag.start, self._schemas)
+        told = {device: report.fields for device, report in reports.items()}
+        other = {d: fields["used_bytes"] - stored[d] + staging[d] for d, fields in told.items()}
+        limits = {d: f["capacity_bytes"] for d, f in told.items() if f["capacity_bytes"] is not None}
+        return fit(dag, self._schemas, limits, other)
+
+    def _flows(self, dag: TransitionDAG) -> dict[str, tuple[Flow, ...]]:
+        found: dict[str, tuple[Flow, ...]] = {}
+        for model_stage in _model_stages(dag):
+            found |= flows_of(dag, model_stage, self._schemas[model_stage])
         return found
 
-    def _begin(self, dag: TransitionDAG) -> None:
-        """One group of all members; every worker gets the DAG and the counters of each model-stage."""
+    def _traffic(self, dag: TransitionDAG, flows: Flows) -> dict[str, Traffic]:
+        """What each acquiring primitive sends, by pair of devices."""
+        element_bytes = {p.id: self._schemas[p.model_stage].element_bytes for p in dag.primitives}
+        return {name: _pairs(entries, element_bytes[name]) for name, entries in flows.items()}
+
+    def _begin(self, progress: Progress, flows: Flows, logical: Mapping[ModelStage, LogicalState]) -> None:
+        """One group of all members, the same routes everywhere, and a first byte over every pair that will be used."""
+        dag = progress.dag
         self._epoch += 1
         members = sorted(dag.devices)
-        model_stages = {primitive.model_stage for primitive in dag.primitives}
         fields = {
             "dag": dag,
-            "schemas": {ms: self._schemas[ms] for ms in model_stages},
-            "logical": self._logical(dag),
+            "schemas": {ms: self._schemas[ms] for ms in _model_stages(dag)},
+            "logical": logical,
             "group": f"transition#{id(self)}.{self._epoch}",
             "members": members,
+            "timeout_s": progress.timeout_s,
         }
-        self._crew.call(members, Message("transition.begin", fields), self._timeout_s)
+        replies = self._crew.call(members, Message("transition.begin", fields), self._timeout_s)
+        mine = fingerprint(flows)
+        for device, reply in replies.items():
+            if reply.fields["routes"] != mine:
+                raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
+        self._crew.call(members, Message("transition.probe"), self._timeout_s)
 
-    def _logical(self, dag: TransitionDAG) -> dict[ModelStage, LogicalState]:
-        """The counters of each model-stage. Raises TransitionError when its positions disagree."""
-        devices = sorted(dag.start.devices & dag.devices)
-        changing = {primitive.model_stage for primitive in dag.primitives}
-        found: dict[ModelStage, LogicalState] = {}
-        for device, reply in self._crew.call(devices, Message("transition.logical"), self._timeout_s).items():
-            for model_stage, logical in reply.fields["logical"].items():
-                if model_stage not in changing:
-                    continue
-                if found.setdefault(model_stage, logical) != logical:
-                    raise TransitionError(
-                        f"{model_stage}: device {device} is at {logical}, others are at {found[model_stage]}; "
-                        "finish the update on every unit first"
-                    )
+    def _checked(self, dag: TransitionDAG) -> dict[ModelStage, Digests]:
+        """Replicas that a Merge reads are equal; with `verify` the digests of all that changes.
+
+        Raises TransitionError that names the tensor.
+        """
+        found: dict[ModelStage, Digests] = {}
+        for model_stage in _model_stages(dag):
+            read = {unit for group in dag.groups.values() for unit in _merged(dag, group, model_stage)}
+            units = dag.start.of(model_stage) if self._verify else tuple(u for u in dag.start if u in read)
+            if units:
+                found[model_stage] = self._digests(model_stage, units)
         return found
 
-    def _walk(self, progress: _Progress) -> None:
+    def _verified(self, dag: TransitionDAG, before: Mapping[ModelStage, Digests]) -> None:
+        if not self._verify:
+            return
+        for model_stage, wanted in before.items():
+            after = self._digests(model_stage, dag.goal.of(model_stage))
+            changed = [f"{name} {kind}" for name, kind in wanted if after.get((name, kind)) != wanted[name, kind]]
+            if changed:
+                named = ", ".join(changed[:5])
+                raise TransitionError(
+                    f"{model_stage}: another hash after the transition: {named} ({len(changed)} in all)"
+                )
+
+    def _digests(self, model_stage: ModelStage, units: Iterable[EMU]) -> Digests:
+        units, schema = tuple(units), self._schemas[model_stage]
+        marks = marks_of(schema, units)
+        fields = {"units": dict.fromkeys(units, marks), "thorough": self._verify}
+        on = {device: unit for unit in units for device in unit.devices}
+        replies = self._crew.call(sorted(on), Message("transition.hash", fields), self._timeout_s)
+        held: dict[int, tuple[EMU, Any]] = {d: (on[d], r.arrays[str(model_stage)]) for d, r in replies.items()}
+        return digests(schema, marks, held)
+
+    def _walk(self, progress: Progress) -> None:
         heard_s = time.monotonic()
         while len(progress.done) < len(progress.dag.primitives) or progress.committable():
             for group in progress.committable():
@@ -216,24 +204,26 @@ class TransitionExecutor:
                 raise explain(errors)
             if arrived:
                 heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > self._timeout_s:
-                names = ", ".join(sorted({name for name, _ in progress.waiting.values()}))
-                raise TransitionError(f"no device answered for {self._timeout_s:g} s while running {names}")
+            elif time.monotonic() - heard_s > progress.timeout_s + self._timeout_s / 4:  # after the workers' own
+                silent = ", ".join(sorted({f"device {device} in {name}" for name, device in progress.waiting.values()}))
+                raise TransitionError(f"no answer for {progress.timeout_s:g} s from {silent}")
 
-    def _dispatch(self, progress: _Progress, primitive: Primitive) -> None:
+    def _dispatch(self, progress: Progress, primitive: Primitive) -> None:
         if isinstance(primitive, Destroy):
             (unit,) = primitive.sources
             if not any(other != unit and other.model_stage == unit.model_stage for other in progress.units):
                 raise TransitionError(f"{primitive.id} would destroy the last copy: {unit}")
             progress.units.remove(unit)
             message = Message("transition.destroy", {"units": primitive.sources})
+        elif isinstance(primitive, Offload):
+            message = Message("transition.offload", {"units": primitive.sources})
         else:
             message = Message("transition.apply", {"primitive": primitive.id})
         progress.seconds[primitive.id] = time.perf_counter()
         for device in sorted(progress.devices(primitive)):
             progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
-    def _commit(self, progress: _Progress, group: str) -> None:
+    def _commit(self, progress: Progress, group: str) -> None:
         """Every member has succeeded: from here on the goal units exist, whoever dies before it hears of it."""
         goals = goal_units(progress.dag, progress.dag.groups[group])
         progress.committed.add(group)
@@ -241,71 +231,79 @@ class TransitionExecutor:
         devices = sorted({device for goal in goals for device in goal.devices})
         self._crew.call(devices, Message("transition.commit", {"group": group}), self._timeout_s)
 
-    def _recover(self, progress: _Progress) -> EMUSet:
-        """Let running steps end, let go of what is not committed or not whole; the units that are left."""
-        try:
-            self._crew.wait(list(progress.waiting), self._timeout_s)
-        except NereusError as error:
-            log.info("a step of the stopped transition ended: %s", error)
+    def _recover(self, progress: Progress, error: NereusError) -> EMUSet:
+        """Let running steps end, let go of what is not committed or not whole; the units that are left.
+
+        A device that does not even answer that it has failed is ended: it must not wake up in the middle of other work.
+        """
+        self._crew.settle(progress.dag.devices, progress.timeout_s or self._timeout_s)
         alive = self._crew.started()
         goals = {unit for name in progress.committed for unit in goal_units(progress.dag, progress.dag.groups[name])}
-        kept = _one_layout(_whole(progress.units, goals, alive))
-        gone = [unit for unit in dict.fromkeys((*progress.dag.start, *goals)) if unit not in kept]
-        devices = progress.dag.devices.union(*(unit.devices for unit in gone))
+        kept = one_layout(whole(progress.units, goals, alive))
+        every = tuple(dict.fromkeys((*progress.dag.start, *goals)))
+        devices = progress.dag.devices.union(*(unit.devices for unit in every))
         for group in progress.committed:
             self._tell(devices, Message("transition.commit", {"group": group}))
-        self._tell(devices, Message("transition.abort"))
-        self._tell(devices, Message("transition.destroy", {"units": gone}))
+        replies = self._tell(devices, Message("transition.abort", {"error": str(error)}))
+        staged = {unit for reply in replies.values() for unit in reply.fields["staged"]}
+        for unit in staged & set(kept):
+            if any(other.model_stage == unit.model_stage for other in kept if other not in staged):
+                kept = tuple(other for other in kept if other != unit)
+            else:
+                log.error("%s stays in host memory: there is no room for it on its devices", unit)
+        self._tell(devices, Message("transition.destroy", {"units": [unit for unit in every if unit not in kept]}))
         return EMUSet(kept)
 
-    def _tell(self, devices: Collection[int], message: Message) -> None:
+    def _tell(self, devices: Collection[int], message: Message) -> Reports:
         """To those that are left; another death changes nothing about the rest."""
         try:
-            self._crew.call(sorted(set(devices) & self._crew.started()), message, self._timeout_s)
+            return self._crew.call(sorted(set(devices) & self._crew.started()), message, self._timeout_s)
         except NereusError as error:
             log.warning("%s while ending a transition: %s", message.name, error)
+            return {}
 
 
-def _outcome(progress: _Progress, units: EMUSet, started_s: float, error: str | None) -> Outcome:
-    return Outcome(
-        units,
-        error is None,
-        time.perf_counter() - started_s,
-        dict(progress.received_bytes),
-        dict(progress.sent_bytes),
-        {name: seconds for name, seconds in progress.seconds.items() if name in progress.done},
-        error,
-    )
+def _model_stages(dag: TransitionDAG) -> list[ModelStage]:
+    """Those that change, in a fixed order."""
+    return sorted({primitive.model_stage for primitive in dag.primitives}, key=lambda ms: ms.sort_key)
 
 
-def _whole(units: Iterable[EMU], committed: Collection[EMU], alive: Collection[int]) -> tuple[EMU, ...]:
-    """Units whose devices all live. Where an old and a committed unit share a device, the committed one stays."""
-    ordered = sorted(units, key=lambda unit: unit not in committed)
-    taken: set[tuple[ModelStage, int]] = set()
-    kept: list[EMU] = []
-    for unit in ordered:
-        places = {(unit.model_stage, device) for device in unit.devices}
-        if set(unit.devices) <= set(alive) and not places & taken:
-            taken |= places
-            kept.append(unit)
-    return tuple(kept)
+def _logical(dag: TransitionDAG, reports: Reports) -> dict[ModelStage, LogicalState]:
+    """The counters of each model-stage that changes. Raises TransitionError when its positions disagree."""
+    changing = set(_model_stages(dag))
+    found: dict[ModelStage, LogicalState] = {}
+    for device in sorted(dag.start.devices & dag.devices):
+        for model_stage, logical in reports[device].fields["logical"].items():
+            if model_stage in changing and found.setdefault(model_stage, logical) != logical:
+                raise TransitionError(
+                    f"{model_stage}: device {device} is at {logical}, others are at {found[model_stage]}; "
+                    "finish the update on every unit first"
+                )
+    return found
 
 
-def _one_layout(units: Iterable[EMU]) -> tuple[EMU, ...]:
-    """The job runs on before the next transition, and a model-stage runs in one layout alone.
+def _merged(dag: TransitionDAG, group: Iterable[Primitive], model_stage: ModelStage) -> tuple[EMU, ...]:
+    """The units of a model-stage that a group puts together; none where it reads one alone."""
+    group = tuple(group)
+    if group[0].model_stage != model_stage or not any(isinstance(step, Merge) for step in group):
+        return ()
+    units = source_units(dag, group)
+    return units if len(units) > 1 else ()
 
-    Of several layouts the one with the most devices stays, then the first: the other units are copies of one state.
-    """
-    found = tuple(units)
-    sizes: dict[ModelStage, Counter[Layout]] = {}
-    for unit in found:
-        sizes.setdefault(unit.model_stage, Counter())[unit.layout] += len(unit.devices)
-    chosen = {ms: max(layouts, key=lambda layout: layouts[layout]) for ms, layouts in sizes.items()}
-    return tuple(unit for unit in found if unit.layout == chosen[unit.model_stage])
+
+def _most_bytes(traffic: Iterable[Traffic]) -> int:
+    """The most bytes that one device sends or receives in one primitive."""
+    most = 0
+    for pairs in traffic:
+        sides: Counter[tuple[str, int]] = Counter()
+        for (source, target), size in pairs.items():
+            sides.update({("out", source): size, ("in", target): size})
+        most = max(most, *sides.values(), 0)
+    return most
 
 
 def _pairs(flows: Iterable[Flow], element_bytes: int) -> Traffic:
     found: Counter[tuple[int, int]] = Counter()
     for flow in flows:
         found[flow.source, flow.target] += flow.elements * element_bytes
-    return dict(found)
+    return found

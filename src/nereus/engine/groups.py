@@ -25,9 +25,10 @@ _TAGS = 1 << 20
 class Handle:
     """A send or receive under way."""
 
-    def __init__(self, group: Group, work: Any) -> None:
+    def __init__(self, group: Group, work: Any, what: str) -> None:
         self._group = group
         self._work = work
+        self._what = what
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until it has finished. Raises TransportError past the deadline or when the peer is gone.
@@ -35,8 +36,8 @@ class Handle:
         The deadline is the group's own, or `timeout_s` where a framework's group has a longer one.
         """
         if self._work is None:
-            raise TransportError(f"group {self._group.name}: closed while a transfer was under way")
-        with self._group.errors("wait"):
+            raise TransportError(f"group {self._group.name}: closed while a transfer was under way ({self._what})")
+        with self._group.errors(self._what):
             if timeout_s is None:
                 self._work.wait()
             else:
@@ -104,16 +105,18 @@ class Group:
         self._check(tensor)
         tag = self._sent[to] % _TAGS
         self._sent[to] += 1
-        with self.errors(f"send to rank {to}"):
-            return self._track(self._live().send([as_bytes(tensor)], to, tag))
+        what = f"send to {self._named(to)}"
+        with self.errors(what):
+            return self._track(self._live().send([as_bytes(tensor)], to, tag), what)
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         """Start to receive."""
         self._check(tensor)
         tag = self._received[source] % _TAGS
         self._received[source] += 1
-        with self.errors(f"receive from rank {source}"):
-            return self._track(self._live().recv([as_bytes(tensor)], source, tag))
+        what = f"receive from {self._named(source)}"
+        with self.errors(what):
+            return self._track(self._live().recv([as_bytes(tensor)], source, tag), what)
 
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Post every (rank, tensor), then wait for all. Empty tensors do not travel."""
@@ -165,10 +168,15 @@ class Group:
             live._start_coalescing(*where)
         yield batch
         with self.errors("exchange"):
-            batch.append(self._track(live._end_coalescing(*where)))
+            batch.append(self._track(live._end_coalescing(*where), "exchange"))
 
-    def _track(self, work: Any) -> Handle:
-        handle = Handle(self, work)
+    def _named(self, rank: int) -> str:
+        """A rank, and the device it is where that is another number."""
+        device = self.members[rank]
+        return f"rank {rank}" if device == rank else f"rank {rank} (device {device})"
+
+    def _track(self, work: Any, what: str) -> Handle:
+        handle = Handle(self, work, what)
         self._pending.add(handle)
         return handle
 

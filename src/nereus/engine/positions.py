@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from nereus.core import EMU, Kind, LogicalState, ModelStage, StateSchema, TransitionError
+from nereus.core import EMU, Kind, LogicalState, ModelStage, OutOfMemoryError, StateSchema, TransitionError
 from nereus.engine.ledger import Hold, Ledger
 
 TORCH_DTYPES = {
@@ -43,6 +43,8 @@ class Position:
     schema: StateSchema
     tensors: dict[tuple[str, Kind], torch.Tensor]
     logical: LogicalState = field(default_factory=LogicalState)
+    staged: bool = False
+    """Whether its tensors lie in host memory for the rest of a transition."""
 
     @property
     def stored_bytes(self) -> int:
@@ -51,11 +53,15 @@ class Position:
 
 
 class Positions:
-    """The positions of one worker, counted by its ledger. At most one live position per model-stage."""
+    """The positions of one worker, counted by its ledger. At most one live position per model-stage.
+
+    `host` counts the positions that lie in host memory.
+    """
 
     def __init__(self, device: int, ledger: Ledger, torch_device: torch.device) -> None:
         self._device = device
         self._ledger = ledger
+        self.host = Ledger(device)
         self._torch_device = torch_device
         self._live: dict[ModelStage, Position] = {}
         self._pending: dict[tuple[str, EMU], Position] = {}
@@ -116,7 +122,10 @@ class Positions:
         self._pending.clear()
 
     def destroy(self, unit: EMU) -> bool:
-        """Let go of the position of a unit, old or live. False when there is none."""
+        """Let go of the position of a unit, old or live. False when there is none.
+
+        The position that a live one had replaced is live again: the new unit did not become whole.
+        """
         for position in self._old:
             if position.unit == unit:
                 self._old = [other for other in self._old if other is not position]
@@ -127,7 +136,50 @@ class Positions:
             return False
         del self._live[unit.model_stage]
         self._release(live)
+        replaced = next((old for old in reversed(self._old) if old.unit.model_stage == unit.model_stage), None)
+        if replaced is not None:
+            self._old = [other for other in self._old if other is not replaced]
+            self._live[unit.model_stage] = replaced
         return True
+
+    def offload(self, unit: EMU) -> int:
+        """Move the position of a unit to host memory, pinned where the device is a GPU; the bytes it takes there."""
+        position = self.find(unit)
+        if position is None:
+            raise TransitionError(f"device {self._device} holds no position of {unit} to move to host memory")
+        pinned = self._torch_device.type == "cuda"
+        made: dict[tuple[str, Kind], torch.Tensor] = {}
+        for key, tensor in position.tensors.items():
+            made[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor)
+        self._settle(position, made, self.host)
+        position.staged = True
+        return position.stored_bytes
+
+    def restore(self) -> tuple[EMU, ...]:
+        """Take what lies in host memory back to the device; the units for which there is no room."""
+        left: list[EMU] = []
+        for position in (*self._live.values(), *self._old):
+            if not position.staged:
+                continue
+            try:
+                self._ledger.check("state", position.stored_bytes)
+                back = {
+                    key: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._torch_device).copy_(tensor)
+                    for key, tensor in position.tensors.items()
+                }
+                self._settle(position, back, self._ledger)
+            except OutOfMemoryError:
+                left.append(position.unit)
+                continue
+            position.staged = False
+        return tuple(left)
+
+    def _settle(self, position: Position, tensors: dict[tuple[str, Kind], torch.Tensor], ledger: Ledger) -> None:
+        """Let `tensors` be those of a position, counted by `ledger`."""
+        hold = ledger.hold("state", *tensors.values())
+        self._holds.pop(id(position)).release()
+        self._holds[id(position)] = hold
+        position.tensors = tensors
 
     def find(self, unit: EMU) -> Position | None:
         """The live or old position of a unit."""

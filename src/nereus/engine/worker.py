@@ -114,13 +114,18 @@ class Worker:
     def _reset_groups(self, _: Message) -> None:
         self.groups.drop_all()
 
-    def _memory(self, message: Message) -> Message:
-        report = {
+    def memory(self) -> dict[str, Any]:
+        """What the ledger holds now and held at its peak."""
+        return {
             "used_bytes": self.ledger.used_bytes,
             "peak_bytes": self.ledger.peak_bytes,
             "capacity_bytes": self.ledger.capacity_bytes,
             "by_category": self.ledger.by_category(),
+            "host_bytes": self.positions.host.used_bytes,
         }
+
+    def _memory(self, message: Message) -> Message:
+        report = self.memory()
         if message.fields.get("reset_peak"):
             self.ledger.reset_peak()
         return Message("memory", report)

@@ -59,11 +59,11 @@ def _hash(tensor: torch.Tensor, region: Region, shape: tuple[int, ...], seed: in
         along = torch.arange(region.start[dim], region.stop[dim], device=tensor.device) * stride
         index = index + along.reshape(-1, *(1,) * (len(shape) - dim - 1))
         stride *= shape[dim]
-    return int(_mix(_mix(index.reshape(-1) + _signed(seed)) ^ bits).sum()) & _MASK
+    return int(mix(mix(index.reshape(-1) + _signed(seed)) ^ bits).sum()) & _MASK
 
 
-def _mix(values: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), on wrapping 64-bit integers."""
+def mix(values: torch.Tensor) -> torch.Tensor:
+    """Int64 values stirred by the finaliser of SplitMix64 (Steele, Lea, Flood 2014), on wrapping 64-bit integers."""
     values = values + _signed(0x9E3779B97F4A7C15)
     values = (values ^ _shift(values, 30)) * _signed(0xBF58476D1CE4E5B9)
     values = (values ^ _shift(values, 27)) * _signed(0x94D049BB133111EB)

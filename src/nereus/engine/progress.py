@@ -1,0 +1,148 @@
+"""How far a transition has come, as the coordinator knows it; and which units are left when it stops (D6.5)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nereus.core import (
+    EMU,
+    EdgeKind,
+    EMUSet,
+    Layout,
+    ModelStage,
+    NereusError,
+    Outcome,
+    Primitive,
+    TransitionDAG,
+    TransitionError,
+)
+from nereus.engine.crew import Reply
+
+Traffic = Mapping[tuple[int, int], int]
+"""(source, target) → bytes."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a transition has come."""
+
+    dag: TransitionDAG
+    units: list[EMU]
+    traffic: Mapping[str, Traffic]
+    timeout_s: float = 0.0
+    """How long one primitive may wait for its peers."""
+    done: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+    waiting: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Ticket under way → primitive and device."""
+    received_bytes: Counter[int] = field(default_factory=Counter)
+    sent_bytes: Counter[int] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    _needs: dict[str, tuple[set[str], set[str]]] | None = None
+
+    def devices(self, primitive: Primitive) -> frozenset[int]:
+        """Its own devices, and those that send to them without keeping anything of what it makes."""
+        return primitive.devices.union(*self.traffic.get(primitive.id, {}))
+
+    def startable(self) -> list[Primitive]:
+        """In listed order; one that cannot start yet keeps its devices from those after it."""
+        running = {name for name, _ in self.waiting.values()}
+        taken: set[int] = set()
+        found: list[Primitive] = []
+        for primitive in self.dag.primitives:
+            if primitive.id in self.done:
+                continue
+            devices = self.devices(primitive)
+            if primitive.id not in running and not devices & taken and self._may_start(primitive):
+                found.append(primitive)
+            taken |= devices
+        return found
+
+    def _may_start(self, primitive: Primitive) -> bool:
+        """Whether what it waits for is done; state that another group makes must have been committed."""
+        if self._needs is None:
+            self._needs = self._found_needs()
+        steps, groups = self._needs[primitive.id]
+        return steps <= self.done and groups <= self.committed
+
+    def _found_needs(self) -> dict[str, tuple[set[str], set[str]]]:
+        """Primitive → the primitives that must be done, and the commit groups that must be committed, before it."""
+        groups = {step.id: name for name, steps in self.dag.groups.items() for step in steps}
+        found: dict[str, tuple[set[str], set[str]]] = {step.id: (set(), set()) for step in self.dag.primitives}
+        for edge in self.dag.edges:
+            steps, committed = found[edge.later]
+            steps.add(edge.earlier)
+            group = groups.get(edge.earlier)
+            if group is not None and group != groups.get(edge.later) and edge.kind is EdgeKind.STATE:
+                committed.add(group)
+        return found
+
+    def take(self, ticket: int, reply: Reply) -> NereusError | None:
+        """Enter one reply. A primitive is done when all its devices have received what the plan says; else an error."""
+        if ticket not in self.waiting:
+            return None
+        name, device = self.waiting.pop(ticket)
+        if isinstance(reply, NereusError):
+            return reply
+        if reply.name == "transition.apply":
+            received, sent = reply.fields["received_bytes"], reply.fields["sent_bytes"]
+            planned = sum(size for (_, target), size in self.traffic[name].items() if target == device)
+            if received != planned:
+                return TransitionError(
+                    f"{name}: device {device} received {received:,} bytes, the plan says {planned:,}"
+                )
+            self.received_bytes[device] += received
+            self.sent_bytes[device] += sent
+        if name not in {other for other, _ in self.waiting.values()}:
+            self.done.add(name)
+            self.seconds[name] = time.perf_counter() - self.seconds[name]
+        return None
+
+    def committable(self) -> list[str]:
+        """Commit groups whose primitives have all succeeded on every member."""
+        return [
+            name
+            for name, primitives in self.dag.groups.items()
+            if name not in self.committed and {primitive.id for primitive in primitives} <= self.done
+        ]
+
+    def outcome(self, units: EMUSet, started_s: float, error: str | None) -> Outcome:
+        """What the controller is told of it."""
+        return Outcome(
+            units,
+            error is None,
+            time.perf_counter() - started_s,
+            dict(self.received_bytes),
+            dict(self.sent_bytes),
+            {name: seconds for name, seconds in self.seconds.items() if name in self.done},
+            error,
+        )
+
+
+def whole(units: Iterable[EMU], committed: Collection[EMU], alive: Collection[int]) -> tuple[EMU, ...]:
+    """Units whose devices all live. Where an old and a committed unit share a device, the committed one stays."""
+    ordered = sorted(units, key=lambda unit: unit not in committed)
+    taken: set[tuple[ModelStage, int]] = set()
+    kept: list[EMU] = []
+    for unit in ordered:
+        places = {(unit.model_stage, device) for device in unit.devices}
+        if set(unit.devices) <= set(alive) and not places & taken:
+            taken |= places
+            kept.append(unit)
+    return tuple(kept)
+
+
+def one_layout(units: Iterable[EMU]) -> tuple[EMU, ...]:
+    """The job runs on before the next transition, and a model-stage runs in one layout alone.
+
+    Of several layouts the one with the most devices stays, then the first: the other units are copies of one state.
+    """
+    found = tuple(units)
+    sizes: dict[ModelStage, Counter[Layout]] = {}
+    for unit in found:
+        sizes.setdefault(unit.model_stage, Counter())[unit.layout] += len(unit.devices)
+    chosen = {ms: max(layouts, key=lambda layout: layouts[layout]) for ms, layouts in sizes.items()}
+    return tuple(unit for unit in found if unit.layout == chosen[unit.model_stage])
