@@ -86,7 +86,7 @@ class Engine:
     def step(self, live: Floats, context: Floats) -> Parts:
         """One more token of `live` sequences, each with `context` tokens cached."""
         block = Block(self.spec, self.rows, self.site, MicroBatch(live, np.ones_like(live), live))
-        return self._parts(block, self._cached_s(live, context), self["generation.launches"], self._own_reduce())
+        return self._parts(block, self.cached_s(live, context), self["generation.launches"], self._own_reduce())
 
     def _own_reduce(self) -> Floats:
         """A decode step's all-reduce over the library's: engines have one of their own for a few ranks of a host."""
@@ -123,7 +123,7 @@ class Engine:
         seconds, hit = block.experts(self["generation.experts_share"])
         return self["generation.experts_start_s"] + self["generation.expert_s"] * hit + seconds
 
-    def _cached_s(self, live: Floats, context: Floats) -> Floats:
+    def cached_s(self, live: Floats, context: Floats) -> Floats:
         """New tokens against cached ones. Latent attention reads one vector, for scores and values of all heads."""
         spec, tp, rates = self.spec, self.rows.tp, self.site.rates
         heads = -(-spec.heads // tp)

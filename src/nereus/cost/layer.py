@@ -181,18 +181,19 @@ class Block:
         return self.outside_experts_s() + self._experts_s() if routed else self._dense_s()
 
     def _dense_s(self) -> Floats:
-        return self._projections_s() + self._feed_forward_s(self.tokens, _ceil(self.spec.ffn_hidden, self.rows.tp))
+        return self.projections_s() + self._feed_forward_s(self.tokens, _ceil(self.spec.ffn_hidden, self.rows.tp))
 
     def outside_experts_s(self) -> Floats:
         """Those of a layer with experts that every token passes."""
         spec, tp = self.spec, self.rows.tp
         router_s = gemm_s(self.site.rates.wide, self.tokens, spec.experts, spec.hidden, self.element_bytes)
-        found = self._projections_s() + router_s
+        found = self.projections_s() + router_s
         if spec.shared_experts:
             found = found + self._feed_forward_s(self.tokens, _ceil(spec.shared_experts * spec.expert_hidden, tp))
         return np.asarray(found)
 
-    def _projections_s(self) -> Floats:
+    def projections_s(self) -> Floats:
+        """Those of attention."""
         return self._latent_s() if self.spec.kv_rank else self._grouped_s()
 
     def _grouped_s(self) -> Floats:
