@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereus.core import EMU, EMUSet, Kind, Layout, ModelStage, Outcome, TransitionDAG
+from nereus.core import EMU, Edge, EdgeKind, EMUSet, Kind, Layout, ModelStage, Offload, Outcome, TransitionDAG
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
 from nereus.engine.worker import DeviceSettings
+from nereus.transition.buckets import bucket_bytes
 from nereus.transition.compile import connect
-from tests.engine.crews import PROGRAM, SCHEMAS, TRAINING, WAIT_S, check_state, fill, started, units
+from nereus.transition.fit import stored_bytes
+from tests.engine.crews import INFERENCE, PROGRAM, SCHEMAS, TRAINING, WAIT_S, check_state, fill, started, units
 from tests.engine.program import Fault
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -156,12 +158,11 @@ def test_new_replicas_forward_what_they_got(crew: Crew) -> None:
 
 def test_transitions_that_overlap_on_two_devices_always_finish(crew: Crew) -> None:
     """Communicators over the same devices, members late by random times: one order for all, ten of ten."""
-    reward = next(ms for ms in SCHEMAS if ms != TRAINING)
 
     def there(model_stage: ModelStage, first: int) -> list[EMU]:
         return units(model_stage, Layout(2), (first, first + 1))
 
-    ends = [EMUSet((*there(TRAINING, 0), *there(reward, 2))), EMUSet((*there(TRAINING, 1), *there(reward, 1)))]
+    ends = [EMUSet((*there(TRAINING, 0), *there(INFERENCE, 2))), EMUSet((*there(TRAINING, 1), *there(INFERENCE, 1)))]
     fill(crew, ends[0])
     executor = TransitionExecutor(crew, SCHEMAS, timeout_s=20)
     for turn in range(10):
@@ -169,3 +170,48 @@ def test_transitions_that_overlap_on_two_devices_always_finish(crew: Crew) -> No
         assert outcome.completed, outcome.error
     check_state(crew, ends[0])
     emptied(crew, ends[0])
+
+
+def test_units_that_swap_full_devices_go_through_host_memory() -> None:
+    """Two model-stages whose only copies change places, neither device with room for both."""
+    start = EMUSet((*units(TRAINING, Layout(1), (0,)), *units(INFERENCE, Layout(1), (1,))))
+    goal = EMUSet((*units(TRAINING, Layout(1), (1,)), *units(INFERENCE, Layout(1), (0,))))
+    stored = stored_bytes(start, SCHEMAS)
+    buffers = 2 * max(bucket_bytes(schema.tensors, schema.dtypes) for schema in SCHEMAS.values())
+    capacity = {device: max(stored.values()) + buffers for device in range(2)}
+    dag = connect(start, goal, SCHEMAS, capacity, host_bytes={0: 1 << 30}, node_of={0: 0, 1: 0}, buffer_bytes=buffers)
+    assert dag.offloaded
+    limits = {device: DeviceSettings(capacity_bytes=room) for device, room in capacity.items()}
+    with Crew(limits, PROGRAM, timeout_s=20) as crew:
+        started(crew, range(2))
+        fill(crew, start)
+        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20, verify=True).execute(dag)
+        assert outcome.completed, outcome.error
+        check_state(crew, goal)
+        for device, reply in crew.call(range(2), Message("memory"), WAIT_S).items():
+            assert reply.fields["host_bytes"] == 0, "nothing stays in host memory"
+            assert reply.fields["peak_bytes"] <= capacity[device]
+
+
+def test_what_lies_in_host_memory_comes_back_when_the_transition_stops() -> None:
+    start = EMUSet(tuple(units(TRAINING, Layout(1), (0,))))
+    goal = EMUSet(tuple(units(TRAINING, Layout(1), (1,))))
+    (unit,) = start
+    size = stored_bytes(start, SCHEMAS)[0]
+    dag = connect(start, goal, SCHEMAS, {})
+    staged = TransitionDAG(
+        start,
+        goal,
+        (Offload("offload", (unit,), (), "offload", releases={0: size}, hosts={0: size}), *dag.primitives),
+        (Edge("offload", dag.primitives[0].id, EdgeKind.RESOURCE), *dag.edges),
+    )
+    fault = Fault(1, "transition.apply", dag.primitives[0].id)
+    with Crew({d: DeviceSettings() for d in range(2)}, PROGRAM, {"fault": fault}, timeout_s=20) as crew:
+        started(crew, range(2))
+        fill(crew, start)
+        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(staged)
+        assert "device 1 is lost" in str(outcome.error)
+        assert outcome.units == start
+        check_state(crew, start)
+        (reply,) = crew.call([0], Message("memory"), WAIT_S).values()
+        assert reply.fields["host_bytes"] == 0
