@@ -48,19 +48,22 @@ def _doubling(local: LocalDAG) -> float:
 
 def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
     """A group that needs all units of a model-stage to leave waits until that has its first new one."""
-    waits = [
-        (local, build, set(_waited(build, locals_, used, capacity))) for local in locals_ for build in local.builds
-    ]
+    waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
+    """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
+    for local in locals_:
+        senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
+        for build in local.builds:
+            stages = frozenset(_waited(build, locals_, used, capacity) if capacity else ())
+            first = max(float(build.received_bytes), build.moved_bytes / senders)
+            waits.add((local.model_stage, first, build.received_bytes, stages))
     copied: dict[ModelStage, float] = {}
     found = 0.0
     for _ in range(len(locals_) + 1):
         ends: dict[ModelStage, float] = {}
-        for local, build, stages in waits:
-            start = max((copied.get(ms, 0.0) for ms in stages), default=0.0)
-            senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
-            first = start + max(float(build.received_bytes), build.moved_bytes / senders)
-            ends[local.model_stage] = min(first, ends.get(local.model_stage, first))
-            found = max(found, start + build.received_bytes)
+        for ms, first, received, stages in waits:
+            start = max((copied.get(other, 0.0) for other in stages), default=0.0)
+            ends[ms] = min(start + first, ends.get(ms, start + first))
+            found = max(found, start + received)
         copied = ends
     return max(found, max(copied.values(), default=0.0))
 

@@ -56,9 +56,12 @@ def connect(
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
-    locals_ = [_uncrowded(local, start, goal, schemas, memory, site) for local in locals_] if capacity else locals_
+    roomy = [_uncrowded(local, start, goal, schemas, memory, site) for local in locals_] if capacity else locals_
     try:
-        dag = schedule(start, goal, locals_, memory, site)
+        try:
+            dag = schedule(start, goal, roomy, memory, site)
+        except BlockedError:
+            dag = schedule(start, goal, locals_, memory, site)
     except BlockedError as blocked:
         dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
     if capacity:
@@ -88,7 +91,8 @@ def _searched(
         decompose(ends[0].of(ms), ends[1].of(ms), schemas[ms], unread, site.node_of)
         for ms in (local.model_stage for local in locals_)
     ]
-    return schedule(*ends, again, memory, site, found.lead, bound_bytes(locals_, memory.used, memory.capacity))
+    waited_for = {} if found.lead.offloaded else memory.capacity  # what is staged waits for no copy
+    return schedule(*ends, again, memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for))
 
 
 def _uncrowded(

@@ -8,7 +8,6 @@ built from any whole unit, chosen when the order is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from math import gcd
@@ -33,11 +32,14 @@ class Build:
     kept_bytes: dict[int, int]
     received_bytes: int
     moved_bytes: int
+    index: int = 0
+    """Its place among all groups of a run."""
 
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """Devices of the goal units."""
-        return tuple(device for goal in self.goals for device in goal.devices)
+    def copy(self) -> Build:
+        """The same, to be changed by a run."""
+        return Build(
+            self.name, self.goals, self.sources, self.acquires, self.kept_bytes, self.received_bytes, self.moved_bytes
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,7 @@ class LocalDAG:
 
     def copy(self) -> LocalDAG:
         """The same with groups of its own, which a run may change."""
-        return replace(self, builds=tuple(copy(build) for build in self.builds))
+        return replace(self, builds=tuple(build.copy() for build in self.builds))
 
 
 def degrees(layout: Layout) -> tuple[int, int]:

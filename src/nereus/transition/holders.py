@@ -62,9 +62,11 @@ class Part:
                 self.holders[unit].groups.append(build)
                 self.holders[unit].pending += 1
         self.alive = len(self.holders)
+        self.old = len(self.holders)
+        """Units of the start that are still there."""
         self.settled: Build | None = None
         """The first group that committed."""
-        self.queue: list[tuple[float, int, Build]] = []
+        self.queue: list[tuple[int, int, Build]] = []
         """Groups without fixed sources that could start, a heap."""
         self._site = site
         self._coming: dict[int, float] = {}
@@ -82,10 +84,6 @@ class Part:
         idle = self._idle[holder.maker is not None]
         idle.setdefault(self._site.node(holder.unit), deque()).append(holder)
 
-    def start_is_left(self) -> bool:
-        """Whether a unit of the start is still there, to be a copy."""
-        return bool(self.local.kept) or any(not self.holders[unit].gone for unit in self.local.left)
-
     def take(self, build: Build, busy: Set[int], resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
         """What `build` reads: a unit on its node before others, one of the start before a new one.
 
@@ -97,27 +95,35 @@ class Part:
         apart: list[Holder] = []
         chosen: set[int] = set()
         wanted = len(build.acquires)
-        for idle in self._idle:
-            while idle and wanted > 0:
-                at = node if node in idle else next(iter(idle))
-                holder = idle[at].popleft()
-                if not idle[at]:
-                    del idle[at]
-                holder.queued = False
-                if holder.gone:
-                    continue
-                if holder.goes and not holder.offloaded and not build.acquires.keys().isdisjoint(holder.unit.devices):
-                    apart.append(holder)
-                    continue
-                if busy.isdisjoint(holder.unit.devices) and chosen.isdisjoint(holder.unit.devices):
-                    found.append(holder)
-                    chosen.update(holder.unit.devices)
-                    wanted -= len(holder.unit.devices)
-                else:
-                    resting.append((next(d for d in holder.unit.devices if d in busy or d in chosen), holder))
+        while wanted > 0 and (holder := self._next(node)) is not None:
+            devices = holder.unit.devices
+            if holder.goes and not holder.offloaded and not build.acquires.keys().isdisjoint(devices):
+                apart.append(holder)
+            elif busy.isdisjoint(devices) and chosen.isdisjoint(devices):
+                found.append(holder)
+                chosen.update(devices)
+                wanted -= len(devices)
+            else:
+                resting.append((next(device for device in devices if device in busy or device in chosen), holder))
         for holder in apart:
             self.free(holder)
         return tuple(found)
+
+    def _next(self, node: int) -> Holder | None:
+        """The next unit that is believed to be free, no longer counted among those."""
+        while True:
+            at, idle = next(((node, idle) for idle in self._idle if node in idle), (node, None))
+            if idle is None:
+                idle = next((idle for idle in self._idle if idle), None)
+                if idle is None:
+                    return None
+                at = next(iter(idle))
+            holder = idle[at].popleft()
+            if not idle[at]:
+                del idle[at]
+            holder.queued = False
+            if not holder.gone:
+                return holder
 
     def idle_units(self) -> int:
         """Units believed to be free."""

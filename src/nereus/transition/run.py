@@ -30,7 +30,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """No step can start: the first group that waits, and the bytes it is short of by device."""
+    """No step can start: a group that waits, and the bytes it is short of by device; none: of a unit to read."""
 
     build: Build
     short_bytes: Mapping[int, int]
@@ -51,14 +51,16 @@ class Run:
         """Device → what waits until it is free."""
         self._short: dict[int, list[Build]] = {}
         """Device → groups that wait for memory on it."""
-        self._ready: list[tuple[float, int, Build]] = []
-        self._hungry: dict[ModelStage, None] = {}
+        self._ready: list[tuple[int, int, Build]] = []
+        self._hungry: dict[int, Part] = {}
         """Model-stages whose groups may find units to read."""
         self._running: list[tuple[float, int, Build]] = []
-        self._rank: dict[int, tuple[float, int]] = {}
-        for index, build in enumerate(build for local in locals_ for build in local.builds):
-            self._rank[id(build)] = (-float(build.received_bytes) if rule.longest_first else 0.0, index)
-            self._queue(build)
+        self._part_of: list[Part] = []
+        for part in self._parts.values():
+            for build in part.local.builds:
+                build.index = len(self._part_of)
+                self._part_of.append(part)
+                self._queue(build)
         self._leaving: dict[int, list[Holder]] = defaultdict(list)
         """Device that may run short → units on it that go."""
         for holder in (h for part in self._parts.values() for h in part.holders.values() if h.goes):
@@ -73,17 +75,18 @@ class Run:
                 while self._ready:
                     self._try(heappop(self._ready)[2])
                 hungry, self._hungry = self._hungry, {}
-                for ms in sorted(hungry, key=lambda ms: ms.sort_key):
-                    self._serve(self._parts[ms])
+                for part in sorted(hungry.values(), key=lambda part: part.local.model_stage.sort_key):
+                    self._serve(part)
             if self._running:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
                     self._commit(*heappop(self._running))
-            elif not self._short:
-                return None
             elif not self._give_up_a_source():
-                build = min((b for waiting in self._short.values() for b in waiting), key=self._entry)
-                return Stuck(build, self._room.short(build))
+                waiting = [build for builds in self._short.values() for build in builds]
+                waiting.extend(entry[2] for part in self._parts.values() for entry in part.queue)
+                if not waiting:
+                    return None
+                return Stuck(waiting[0], self._room.short(waiting[0]))
 
     def lead(self, unread: Iterable[EMU], offloaded: Iterable[EMU], way: Sequence[Build]) -> None:
         """Go a known way first: `unread` leave, `offloaded` go to host memory, each group of `way` starts alone."""
@@ -123,17 +126,18 @@ class Run:
         }
 
     def _part(self, build: Build) -> Part:
-        return self._parts[build.goals[0].model_stage]
+        return self._part_of[build.index]
 
-    def _entry(self, build: Build) -> tuple[float, int, Build]:
-        return (*self._rank[id(build)], build)
+    def _entry(self, build: Build) -> tuple[int, int, Build]:
+        return (-build.received_bytes if self._rule.longest_first else 0, build.index, build)
 
     def _queue(self, build: Build) -> None:
         if build.sources:
             heappush(self._ready, self._entry(build))
         else:
-            heappush(self._part(build).queue, self._entry(build))
-            self._hungry[build.goals[0].model_stage] = None
+            part = self._part_of[build.index]
+            heappush(part.queue, self._entry(build))
+            self._hungry[id(part)] = part
 
     def _serve(self, part: Part) -> None:
         """Start groups that may read any unit, as long as there are units to read."""
@@ -167,7 +171,9 @@ class Run:
         Returns those that could start, but not together with `build`.
         """
         apart: list[Build] = []
-        share = min(len(senders) // len(build.acquires), -(-(part.open + 1) // (part.idle_units() + 1))) - 1
+        share = len(senders) // len(build.acquires) - 1
+        if share > 0:
+            share = min(share, part.open // (part.idle_units() + 1))
         while share > 0 and part.queue:
             other = heappop(part.queue)[2]
             if not self._can_start(other, other.acquires.keys()):
@@ -221,7 +227,7 @@ class Run:
         self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
         end = self.span_bytes + self.site.duration(build, sources)
         part.announce(build, sources, self.span_bytes, end)
-        heappush(self._running, (end, self._rank[id(build)][1], build))
+        heappush(self._running, (end, build.index, build))
 
     def _commit(self, end: float, _: int, build: Build) -> None:
         """The goal units are whole; sources are free again; what nobody needs any more leaves."""
@@ -240,12 +246,13 @@ class Run:
         for device in self._resting.keys() & devices:
             for waiting in self._resting.pop(device):
                 if isinstance(waiting, Holder):
-                    self._parts[waiting.unit.model_stage].free(waiting)
-                    self._hungry[waiting.unit.model_stage] = None
+                    other = self._parts[waiting.unit.model_stage]
+                    other.free(waiting)
+                    self._hungry[id(other)] = other
                 else:
                     self._queue(waiting)
         self._dismiss(part.holders.values() if first else sources)
-        self._hungry[build.goals[0].model_stage] = None
+        self._hungry[id(part)] = part
 
     def _dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> None:
         """Destroy those that nobody has to read any more; `wanted` waits for their memory."""
@@ -265,7 +272,7 @@ class Run:
     def _give_up_a_source(self) -> bool:
         """When nothing can start: a unit that groups wait to read leaves, the one that frees most where it is short."""
         best: tuple[int, Holder] | None = None
-        for build in sorted({id(b): b for w in self._short.values() for b in w}.values(), key=self._entry):
+        for build in sorted({b.index: b for w in self._short.values() for b in w}.values(), key=self._entry):
             short = self._room.short(build)
             for holder in dict.fromkeys(h for device in short for h in self._leaving.get(device, ()) if not h.gone):
                 releases = self._releases(holder, drop=True)
@@ -307,7 +314,8 @@ class Run:
         step = Step(holder=holder, releases=self._releases(holder))
         holder.gone = True
         part.alive -= 1
-        if part.settled is not None and part.settled not in holder.groups and not part.start_is_left():
+        part.old -= 1
+        if part.settled is not None and not part.old and part.settled not in holder.groups:
             step.wait_for(self.steps[id(part.settled)])
         self._free(step)
 

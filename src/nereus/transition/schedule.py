@@ -105,6 +105,10 @@ def _attempt(
 
 
 def _blocked(stuck: Stuck, memory: Memory) -> BlockedError:
+    if not stuck.short_bytes:
+        return BlockedError(
+            f"{stuck.build.name} cannot start: every unit it could be built from has to leave before", {}
+        )
     device, short = max(stuck.short_bytes.items(), key=lambda entry: entry[1])
     return BlockedError(
         f"{stuck.build.name} cannot start: device {device} is {short:,} bytes short of its capacity of "

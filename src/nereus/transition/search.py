@@ -47,6 +47,8 @@ class _Case:
     tight: Mapping[int, int]
     base: Levels
     """What is stored whatever is chosen."""
+    strict: bool
+    """Whether old units leave even where they are in nobody's way."""
     unread: list[EMU] = field(default_factory=list)
     choices: dict[ModelStage, list[_Choice]] = field(default_factory=dict)
     tries: int = TRIES
@@ -61,20 +63,41 @@ def search(
     host_bytes: Mapping[int, int],
     node_of: Mapping[int, int],
 ) -> Found:
-    """A way through the devices `tight` (with their capacity less buffers). `host_bytes` by node; none: no staging."""
-    case = _Case(start, tight, {device: other_bytes.get(device, 0) for device in tight})
+    """A way through the devices `tight` (with their capacity less buffers). `host_bytes` by node; none: no staging.
+
+    Old units that are in nobody's way stay at first. They can tie goal units together that fit one by one only, so in a
+    second attempt all but one leave.
+    """
+    tries = TRIES
+    for staged in (False, True) if host_bytes else (False,):
+        for strict in (False, True):
+            case = _Case(start, tight, {device: other_bytes.get(device, 0) for device in tight}, strict, tries=tries)
+            found = _search(case, goal, schemas, host_bytes if staged else {}, node_of)
+            if found is not None:
+                return Found(found, True)
+            tries = case.tries
+    return Found(None, tries > 0)
+
+
+def _search(
+    case: _Case,
+    goal: EMUSet,
+    schemas: Mapping[ModelStage, StateSchema],
+    host_bytes: Mapping[int, int],
+    node_of: Mapping[int, int],
+) -> Lead | None:
     in_the_end = dict(case.base)
     for ms in goal.model_stages:
         _enter(case, ms, goal, schemas[ms], in_the_end)
-    if any(level > tight[device] for device, level in in_the_end.items()):
-        return Found(None, True)
+    if any(level > case.tight[device] for device, level in in_the_end.items()):
+        return None
     open_ = sorted(case.choices, key=lambda ms: ms.sort_key)
-    for count in range(len(open_) + 1 if host_bytes else 1):
+    for count in range(1, len(open_) + 1) if host_bytes else (0,):
         for staged in combinations(open_, count):
             found = _with_staged(case, open_, staged, schemas, goal, host_bytes, node_of)
             if found is not None:
-                return Found(found, True)
-    return Found(None, case.tries > 0)
+                return found
+    return None
 
 
 def _enter(case: _Case, ms: ModelStage, goal: EMUSet, schema: StateSchema, in_the_end: Levels) -> None:
@@ -82,7 +105,7 @@ def _enter(case: _Case, ms: ModelStage, goal: EMUSet, schema: StateSchema, in_th
     units, wanted = case.start.of(ms), set(goal.of(ms))
     kept = [unit for unit in units if unit in wanted]
     left = [unit for unit in units if unit not in wanted]
-    in_the_way = [unit for unit in left if not case.tight.keys().isdisjoint(unit.devices)]
+    in_the_way = [unit for unit in left if case.strict or not case.tight.keys().isdisjoint(unit.devices)]
     plain = decompose(units, goal.of(ms), schema, in_the_way)
     for unit in goal.of(ms):
         _add(in_the_end, _levels(dict(zip(unit.devices, plain.pricing.stored(unit.layout), strict=True)), case.tight))

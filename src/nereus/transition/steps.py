@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nereus.core import EMU, Edge, EdgeKind, Extend, Layout, Merge, Primitive, Split
 from nereus.transition.decompose import Build, degrees
@@ -86,13 +87,18 @@ def _drafts(build: Build, sub: Layout, held: Collection[int]) -> tuple[list[_Dra
 
 def labels(unit: EMU, sub: Layout) -> tuple[EMU, ...]:
     """The T_sub units that a unit's devices make: piece (a, b) takes the a-th of each run of tp ranks, b-th of pp."""
-    tp_step, pp_step = unit.layout.tp // sub.tp, unit.layout.pp // sub.pp
+    devices = unit.devices
     return tuple(
-        EMU(
-            unit.model_stage,
-            sub,
-            tuple(unit.device(p * pp_step + b, t * tp_step + a) for p in range(sub.pp) for t in range(sub.tp)),
-        )
+        EMU(unit.model_stage, sub, tuple([devices[index] for index in piece])) for piece in _pieces(unit.layout, sub)
+    )
+
+
+@lru_cache(maxsize=256)
+def _pieces(layout: Layout, sub: Layout) -> tuple[tuple[int, ...], ...]:
+    """The positions of `layout` that make each T_sub unit."""
+    tp_step, pp_step = layout.tp // sub.tp, layout.pp // sub.pp
+    return tuple(
+        tuple((p * pp_step + b) * layout.tp + t * tp_step + a for p in range(sub.pp) for t in range(sub.tp))
         for b in range(pp_step)
         for a in range(tp_step)
     )

@@ -1,0 +1,241 @@
+"""The order of a transition: forwarding, memory, staging in host memory, the bound, and feasibility by brute force."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import ceil, log2
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nereus.core import (
+    EMU,
+    Destroy,
+    EdgeKind,
+    EMUSet,
+    Extend,
+    InfeasibleError,
+    Layout,
+    Link,
+    ModelStage,
+    Offload,
+    Plan,
+    SettingsError,
+    TransitionDAG,
+    expand,
+)
+from nereus.engine.transports.memory import execute
+from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
+from tests.oracles.brute_force_orders import an_order_exists
+from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, plan, units
+from tests.support.worlds import assert_holds, filled
+
+SCHEMAS = {
+    ROLLOUT: even(layers=4, rows=16, columns=2),
+    REWARD: even(layers=4, rows=16, columns=3),
+    ACTOR: even(layers=4, rows=16, columns=1, kinds=TRAINED),
+}
+DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1))
+
+
+def sends(dag: TransitionDAG) -> Counter[EMU]:
+    """Unit → groups that read it."""
+    return Counter(source for step in dag.primitives if isinstance(step, Extend) for source in step.sources)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4, 5, 8, 13])
+def test_new_replicas_forward_in_a_doubling_tree(copies: int) -> None:
+    start, goal = EMUSet(units(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), *range(copies)))
+    dag = compile(start, goal, SCHEMAS, {})
+    (first,) = start
+    assert max(sends(dag).values()) == sends(dag)[first] == ceil(log2(copies))
+    one = dag.span_bytes / ceil(log2(copies))
+    assert one == stored_bytes(start, SCHEMAS)[0]
+    assert dag.certified
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world)
+    assert_holds(world, dag.goal, SCHEMAS)
+
+
+def test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it() -> None:
+    dag = compile(EMUSet(units(ACTOR, Layout(2), 0, 1)), plan(assign(ACTOR, Layout(2), *range(8))), SCHEMAS, {})
+    made = {target: step for step in dag.primitives for target in step.targets}
+    forwarded = [step for step in dag.primitives if step.sources[0] in made]
+    assert forwarded
+    edges = {(edge.earlier, edge.later, edge.kind) for edge in dag.edges}
+    for step in forwarded:
+        assert (made[step.sources[0]].id, step.id, EdgeKind.STATE) in edges
+
+
+def test_nothing_is_forwarded_where_the_units_of_the_start_suffice() -> None:
+    start = EMUSet(units(ACTOR, Layout(2), *range(8)))
+    dag = compile(start, plan(assign(ACTOR, Layout(2), *range(16))), SCHEMAS, {})
+    assert set(sends(dag)) == set(start)
+    assert set(sends(dag).values()) == {1}
+    assert dag.certified
+
+
+def test_a_large_unit_serves_several_small_ones_at_once() -> None:
+    """Eight devices hold one copy; four units of two devices receive it as fast as one would."""
+    goal = plan(assign(ACTOR, Layout(2), *range(8, 16)))
+    dag = compile(EMUSet(units(ACTOR, Layout(4, 2), *range(8))), goal, SCHEMAS, {})
+    (extend,) = [step for step in dag.primitives if isinstance(step, Extend)]
+    assert len(extend.targets) == 4
+    assert dag.certified
+    world = filled(dag.start, SCHEMAS)
+    execute(dag, SCHEMAS, world)
+    assert_holds(world, dag.goal, SCHEMAS)
+
+
+def test_small_units_send_to_a_large_one_together() -> None:
+    start = EMUSet(units(ACTOR, Layout(1), *range(4)))
+    dag = compile(start, plan(assign(ACTOR, Layout(4), *range(8, 12))), SCHEMAS, {})
+    (extend,) = [step for step in dag.primitives if isinstance(step, Extend)]
+    assert set(extend.sources) == set(start)
+    assert dag.span_bytes == stored_bytes(dag.goal, SCHEMAS)[8]
+
+
+def test_one_copy_crosses_a_slow_link_and_the_others_are_made_from_it() -> None:
+    node_of = {device: device // 4 for device in range(8)}
+    links = {"intra": Link(4e9, 0.0), "inter": Link(1e9, 0.0)}
+    start = EMUSet(units(ACTOR, Layout(1), 0))
+    goal = EMUSet(units(ACTOR, Layout(1), 0, 4, 5, 6, 7))
+    dag = connect(start, goal, SCHEMAS, {}, None, node_of, links)
+    crossing = [
+        step
+        for step in dag.primitives
+        if {node_of[device] for unit in step.sources for device in unit.devices}
+        != {node_of[device] for unit in step.targets for device in unit.devices}
+    ]
+    assert len(crossing) == 1
+    assert dag.span_bytes == (4 + 1 + 1) * stored_bytes(start, SCHEMAS)[0]
+
+
+SWAP = (
+    expand(plan(assign(ROLLOUT, Layout(1), 0), assign(REWARD, Layout(1), 1))),
+    expand(plan(assign(ROLLOUT, Layout(1), 1), assign(REWARD, Layout(1), 0))),
+)
+
+
+def full(*ends: EMUSet) -> dict[int, int]:
+    """As much memory as the fuller of the two ends needs."""
+    held = [stored_bytes(end, SCHEMAS) for end in ends]
+    return {device: max(each[device] for each in held) for device in {*held[0], *held[1]}}
+
+
+def test_only_copies_that_have_to_swap_full_devices_go_through_host_memory() -> None:
+    start, goal = SWAP
+    node_of, capacity = {0: 0, 1: 0}, full(start, goal)
+    dag = connect(start, goal, SCHEMAS, capacity, None, node_of, None, {0: sum(stored_bytes(start, SCHEMAS).values())})
+    (offload,) = [step for step in dag.primitives if isinstance(step, Offload)]
+    assert dag.primitives[0] is offload
+    assert offload.hosts == offload.releases
+    (destroy,) = [s for s in dag.primitives if isinstance(s, Destroy) and s.sources == offload.sources]
+    assert not destroy.releases, "the device bytes went with the Offload"
+    world = filled(start, SCHEMAS)
+    traffic = execute(dag, SCHEMAS, world, capacity)
+    assert_holds(world, goal, SCHEMAS)
+    assert not world.staged
+    assert all(traffic.peak_bytes[device] <= capacity[device] for device in capacity)
+
+
+def test_nothing_is_staged_where_another_order_exists() -> None:
+    start, goal = SWAP
+    roomy = {device: 2 * size for device, size in full(start, goal).items()}
+    dag = connect(start, goal, SCHEMAS, roomy, None, {0: 0, 1: 0}, None, {0: 10**9})
+    assert not [step for step in dag.primitives if isinstance(step, Offload)]
+
+
+@pytest.mark.parametrize("host", [None, {0: 1}, {1: 10**9}])
+def test_without_enough_host_memory_the_swap_is_refused_with_the_reason(host: dict[int, int] | None) -> None:
+    start, goal = SWAP
+    with pytest.raises(InfeasibleError, match="every order of the steps was tried") as caught:
+        connect(start, goal, SCHEMAS, full(start, goal), None, {0: 0, 1: 0}, None, host)
+    assert caught.value.short_bytes
+
+
+def test_an_offload_is_of_one_unit_and_names_all_its_devices() -> None:
+    (unit,) = units(ACTOR, Layout(2), 0, 1)
+    with pytest.raises(SettingsError, match="host bytes of devices"):
+        Offload("o", (unit,), (), "o", hosts={0: 5})
+
+
+def random_plan(rng: random.Random, model_stages: list[ModelStage], devices: int) -> Plan:
+    """Layouts and devices drawn at random; the model-stages may meet on devices."""
+    chosen = []
+    for ms in model_stages:
+        tp, pp = rng.choice([each for each in DEGREES if each[0] * each[1] <= devices])
+        pool = rng.sample(range(devices), devices)
+        dp = rng.randint(1, min(devices // (tp * pp), 4))
+        chosen.append(assign(ms, Layout(tp, pp), *pool[: dp * tp * pp]))
+    return plan(*chosen)
+
+
+def random_case(seed: int) -> tuple[EMUSet, EMUSet, dict[int, int]]:
+    """Two sets of units and little more memory than they need."""
+    rng = random.Random(seed)
+    devices, model_stages = rng.choice([2, 3, 4, 5, 6, 8]), rng.sample(list(SCHEMAS), rng.randint(1, 3))
+    start, goal = (expand(random_plan(rng, model_stages, devices)) for _ in range(2))
+    slack = rng.choice([1.0, 1.0, 1.05, 1.25, 1.5])
+    return start, goal, {device: int(slack * size) for device, size in full(start, goal).items()}
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there(seed: int) -> None:
+    start, goal, capacity = random_case(seed)
+    if an_order_exists(start, goal, SCHEMAS, capacity):
+        dag = connect(start, goal, SCHEMAS, capacity)
+    else:
+        with pytest.raises(InfeasibleError, match="every order of the steps was tried"):
+            connect(start, goal, SCHEMAS, capacity)
+        dag = connect(start, goal, SCHEMAS, capacity, None, dict.fromkeys(capacity, 0), None, {0: 10**9})
+        assert any(isinstance(step, Offload) for step in dag.primitives)
+    assert dag.bound_bytes <= dag.span_bytes
+    world = filled(start, SCHEMAS)
+    traffic = execute(dag, SCHEMAS, world, capacity)
+    assert_holds(world, goal, SCHEMAS)
+    assert traffic.peak_bytes == {device: peak_bytes(dag, SCHEMAS).get(device, 0) for device in traffic.peak_bytes}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1.0, 4.0]))
+def test_nodes_and_links_change_the_order_and_not_the_end(seed: int, ratio: float) -> None:
+    start, goal, _ = random_case(seed)
+    node_of = {device: device // 3 for device in start.devices | goal.devices}
+    links = {"intra": Link(ratio * 1e9, 0.0), "inter": Link(1e9, 0.0)}
+    there = connect(start, goal, SCHEMAS, {}, None, node_of, links)
+    back = connect(goal, start, SCHEMAS, {}, None, node_of, links)
+    world = filled(start, SCHEMAS)
+    for dag in (there, back):
+        assert dag.bound_bytes <= dag.span_bytes
+        execute(dag, SCHEMAS, world)
+        assert_holds(world, dag.goal, SCHEMAS)
+
+
+def test_buffers_for_receiving_count_and_are_free_afterwards() -> None:
+    start, goal = EMUSet(units(ACTOR, Layout(1), 0)), EMUSet(units(ACTOR, Layout(1), 0, 1))
+    size = stored_bytes(start, SCHEMAS)[0]
+    dag = connect(start, goal, SCHEMAS, {1: size + 64}, buffer_bytes=64)
+    assert fit(dag, SCHEMAS, {1: size + 64}, buffer_bytes=64)[1] == size + 64
+    with pytest.raises(InfeasibleError, match="device 1 is 1 bytes short"):
+        connect(start, goal, SCHEMAS, {1: size + 63}, buffer_bytes=64)
+
+
+def test_a_replica_stays_to_be_read_where_memory_forces_the_units_in_place_out() -> None:
+    """Old and new shards do not fit side by side on devices 0 and 1, and another model-stage wants device 2."""
+    start = expand(plan(assign(ROLLOUT, Layout(1), 0, 1, 2), assign(REWARD, Layout(1), 3)))
+    goal = expand(plan(assign(ROLLOUT, Layout(2), 0, 1), assign(REWARD, Layout(1), 2, 3)))
+    dag = connect(start, goal, SCHEMAS, full(start, goal))
+    (extend,) = [s for s in dag.primitives if isinstance(s, Extend) and s.model_stage == ROLLOUT]
+    assert [unit.devices for unit in extend.sources] == [(2,)]
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world, full(start, goal))
+    assert_holds(world, goal, SCHEMAS)
+
+
+def test_a_model_stage_that_keeps_nothing_names_it() -> None:
+    with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
+        connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()}, {})
