@@ -30,18 +30,11 @@ from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
 from nereus.report import devices
 from nereus.transition.compile import connect
-from nereus.transition.estimate import (
-    Traffic,
-    composed_bytes,
-    critical_path,
-    estimate,
-    minimum_bytes,
-    on_links,
-    timeline,
-    traffic,
-)
+from nereus.transition.estimate import estimate
 from nereus.transition.fit import peak_bytes, stored_bytes
+from nereus.transition.minimum import composed_bytes, minimum_bytes
 from nereus.transition.place import place
+from nereus.transition.timeline import Load, Loads, critical_path, timeline
 
 SCHEMA = 1
 """Raised when a key changes its meaning or goes; new keys may come."""
@@ -225,7 +218,7 @@ def diff(asked: Asked) -> Diff:
         # Dealing positions to move least has put together on one device what the plan had kept apart.
         placed, dag = asked.after, _connected(asked, start, expand(asked.after), held)
         notes.append("positions are those that the plan names: with fewer bytes to move, memory would not do")
-    moved = traffic(dag, held, problem.cluster)
+    loads = Loads(dag, held, problem.cluster).of
     found = estimate(dag, held, problem.cluster, problem.calibration)
     total = Moved("all", found.link_bytes, found.minimum_bytes, found.composed_bytes)
     if total.moved_bytes > total.minimum_bytes and not asked.across:
@@ -240,8 +233,8 @@ def diff(asked: Asked) -> Diff:
             None if asked.lost & asked.before.devices else model.estimate(asked.before).step_s,
             model.estimate(placed).step_s,
         ),
-        steps=_steps(dag, moved, problem),
-        moved=_moved(dag, moved, held),
+        steps=_steps(dag, loads, problem),
+        moved=_moved(dag, loads, held),
         total=total,
         levels=_levels(dag, held, problem),
         critical_path=found.critical_path,
@@ -264,10 +257,11 @@ def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelSta
     """The transition to settled positions; when memory allows none, the error says what capacity would."""
     problem = asked.problem
     usable = {device: problem.usable_bytes(device) for device in problem.cluster.ids}
+    node_of = {device.id: device.node for device in problem.cluster.devices}
     more, reason = dict(usable), ""
     for _ in range(TRIES):
         try:
-            dag = connect(start, goal, held, more)
+            dag = connect(start, goal, held, more, node_of=node_of, links=problem.cluster.links)
         except InfeasibleError as error:
             if not error.short_bytes:  # not for want of memory
                 raise
@@ -306,9 +300,9 @@ def degrees(units: tuple[EMU, ...]) -> str:
     return " + ".join(f"{layout} dp{count}" for layout, count in counts.items())
 
 
-def _steps(dag: TransitionDAG, moved: Mapping[str, Traffic], problem: Problem) -> tuple[Step, ...]:
+def _steps(dag: TransitionDAG, loads: Mapping[str, Load], problem: Problem) -> tuple[Step, ...]:
     """Primitives in execution order; the clock starts with the first."""
-    spans = timeline(dag, moved, problem.cluster)
+    spans = timeline(dag, loads)
     critical = frozenset(critical_path(spans))
     scale = problem.calibration.transition_scale
     waits: dict[str, list[Wait]] = {}
@@ -327,7 +321,7 @@ def _steps(dag: TransitionDAG, moved: Mapping[str, Traffic], problem: Problem) -
             end_s=scale * spans[primitive.id].end_s,
             critical=primitive.id in critical,
             after=tuple(waits.get(primitive.id, ())),
-            link_bytes=dict(on_links(moved.get(primitive.id, {}))),
+            link_bytes=loads[primitive.id].link_bytes if primitive.id in loads else {},
             acquires_bytes=sum(primitive.acquires.values()),
             releases_bytes=sum(primitive.releases.values()),
         )
@@ -335,9 +329,7 @@ def _steps(dag: TransitionDAG, moved: Mapping[str, Traffic], problem: Problem) -
     )
 
 
-def _moved(
-    dag: TransitionDAG, moved: Mapping[str, Traffic], held: Mapping[ModelStage, StateSchema]
-) -> tuple[Moved, ...]:
+def _moved(dag: TransitionDAG, loads: Mapping[str, Load], held: Mapping[ModelStage, StateSchema]) -> tuple[Moved, ...]:
     """The model-stages that change, in stage order."""
     rows = []
     for ms in dag.goal.model_stages:
@@ -346,8 +338,8 @@ def _moved(
             continue
         links = Counter(intra=0, inter=0)
         for primitive in dag.primitives:
-            if primitive.model_stage == ms:
-                links.update(on_links(moved.get(primitive.id, {})))
+            if primitive.model_stage == ms and primitive.id in loads:
+                links.update(loads[primitive.id].link_bytes)
         least, composed = minimum_bytes(held[ms], before, after), composed_bytes(held[ms], before, after)
         rows.append(Moved(str(ms), dict(links), least, composed))
     return tuple(rows)

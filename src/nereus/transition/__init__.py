@@ -2,14 +2,7 @@
 
 from nereus.transition.compile import compile, connect
 from nereus.transition.decompose import LocalDAG, decompose
-from nereus.transition.estimate import (
-    Span,
-    critical_path,
-    estimate,
-    on_links,
-    timeline,
-    traffic,
-)
+from nereus.transition.estimate import estimate
 from nereus.transition.fit import fit, peak_bytes, stored_bytes
 from nereus.transition.minimum import composed_bytes, minimum_bytes
 from nereus.transition.place import place
@@ -21,13 +14,17 @@ from nereus.transition.routes import (
     goal_units,
     local_copies,
     moves_of,
+    pair_bytes,
     routes,
     source_units,
 )
 from nereus.transition.schedule import BlockedError, schedule
+from nereus.transition.timeline import Load, Loads, Span, critical_path, timeline
 
 __all__ = [
     "BlockedError",
+    "Load",
+    "Loads",
     "LocalDAG",
     "Span",
     "alias_source",
@@ -45,7 +42,7 @@ __all__ = [
     "local_copies",
     "minimum_bytes",
     "moves_of",
-    "on_links",
+    "pair_bytes",
     "peak_bytes",
     "place",
     "routes",
@@ -53,5 +50,4 @@ __all__ = [
     "source_units",
     "stored_bytes",
     "timeline",
-    "traffic",
 ]

@@ -1,7 +1,7 @@
 """Who sends what to whom, per class of identical tensors; nothing here is expanded to single tensors and kinds.
 
-Every range that a target lacks becomes a ribbon, cut among the devices that own the range. The result is the same on
-every rank.
+Every range that a target lacks becomes a ribbon, cut among the devices that own the range. The result depends on the
+order of the devices alone, so it is the same on every rank, and for jobs that are alike (see `exchanges`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What one ribbon is about: indices [start, start + rows of the ribbon) of the cut dim of a class, for one job."""
+    """What one ribbon is about: indices [start, start + rows of the ribbon) of the cut dim of a class."""
 
-    job: int
     members: TensorClass
     start: int
     ribbon: Ribbon
@@ -56,35 +55,21 @@ class _Range:
         return Flow(tensors, self.members.row_elements, *bounds, part.source, part.target)
 
 
-def flows(
-    schema: StateSchema,
-    jobs: Sequence[Job],
-    lacking: bool = True,
-    node_of: Mapping[int, int] | None = None,
-) -> tuple[tuple[Flow, ...], ...]:
-    """The flows of each job; loads are balanced over all jobs together.
+def flows(schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> list[Flow]:
+    """The flows of a job, the senders' loads balanced.
 
     With `lacking`, a target's own source shard is subtracted; without, what it can copy from itself is a flow from
     the device to itself. `node_of` makes owners on the target's node the only ones asked where there are any.
     """
-    jobs = [Job(_ordered(job.sources), _ordered(job.targets)) for job in jobs]
-    groups = classes(schema, layouts_of(unit for job in jobs for unit in (*job.sources, *job.targets)))
     ranges: list[_Range] = []
-    found: list[list[Flow]] = [[] for _ in jobs]
-    for members in groups:
-        for index, job in enumerate(jobs):
-            _collect(index, job, members, lacking, node_of, ranges, found[index])
-    for index, part in deal([entry.ribbon for entry in ranges]):
-        found[ranges[index].job].append(ranges[index].flow(part))
-    return tuple(tuple(entries) for entries in found)
-
-
-def _ordered(units: Sequence[EMU]) -> tuple[EMU, ...]:
-    return tuple(sorted(units, key=lambda unit: unit.devices))
+    found: list[Flow] = []
+    for members in classes(schema, layouts_of((*job.sources, *job.targets))):
+        _collect(job, members, lacking, node_of, ranges, found)
+    found.extend(ranges[index].flow(part) for index, part in deal([entry.ribbon for entry in ranges]))
+    return found
 
 
 def _collect(
-    index: int,
     job: Job,
     members: TensorClass,
     lacking: bool,
@@ -92,7 +77,7 @@ def _collect(
     ranges: list[_Range],
     own: list[Flow],
 ) -> None:
-    """Add the ranges of one job and class; copies of a device from itself go to `own` at once."""
+    """Add the ranges of one class; copies of a device from itself go to `own` at once."""
     owned = {device: region for unit in job.sources for device, region in members.regions(unit).items()}
     marks = sorted({mark for region in owned.values() for mark in region})
     owners: list[list[int]] = [[] for _ in marks]
@@ -119,7 +104,7 @@ def _collect(
                 wanted.setdefault((low, high, near), []).append(device)
     for (low, high, near), devices in wanted.items():
         ribbon = Ribbon(near, tuple(sorted(devices)), len(members.tensors), high - low, members.row_elements)
-        ranges.append(_Range(index, members, low, ribbon))
+        ranges.append(_Range(members, low, ribbon))
 
 
 def _near(owners: Sequence[int], device: int, node_of: Mapping[int, int] | None) -> tuple[int, ...]:

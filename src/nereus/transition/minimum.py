@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from math import gcd
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array
 
 from nereus.core import EMU, Layout, StateSchema
-from nereus.transition.classes import layouts_of
+from nereus.transition.classes import by_layout, layouts_of
 from nereus.transition.profile import Ints
 from nereus.transition.sizes import sizes_of
 
@@ -21,20 +22,22 @@ EXPANDED = 128
 
 def minimum_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
     """M*: bytes that must arrive when each device takes the position it already holds most of."""
-    sizes = sizes_of(schema)
-    at = {device: (unit.layout, index) for unit in start for index, device in enumerate(unit.devices)}
-    held = Counter(at.get(device) for unit in goal for device in unit.devices)
-    holders = [entry for entry in held if entry is not None]
-    units = Counter(unit.layout for unit in goal)
-    if not holders:
-        return sum(int(sizes.owned(layout).sum()) * count for layout, count in units.items())
-    table = np.concatenate(
-        [np.stack([sizes.overlap(old, new)[index] for old, index in holders]) for new in units], axis=1
-    )
-    supply = np.array([held[entry] for entry in holders])
-    demand = np.repeat(list(units.values()), [layout.size for layout in units])
-    owned = sum(int(sizes.owned(layout).sum()) * count for layout, count in units.items())
-    return owned - _most(table, supply, demand)
+    sizes, at = sizes_of(schema), dict[int, int]()
+    wanted, old = by_layout(goal), by_layout(start)
+    base = 0
+    for layout, units in old.items():
+        places = cycle(range(base, base + layout.size))
+        at.update(zip((device for unit in units for device in unit.devices), places, strict=False))
+        base += layout.size
+    counts = Counter(at.get(device, base) for unit in goal for device in unit.devices)
+    owned = sum(int(sizes.owned(layout).sum()) * len(units) for layout, units in wanted.items())
+    held = sorted(counts.keys() - {base})
+    if not held:
+        return owned
+    table = np.concatenate([np.concatenate([sizes.overlap(one, other) for other in wanted], axis=1) for one in old])
+    supply = np.array([counts[place] for place in held])
+    demand = np.repeat([len(units) for units in wanted.values()], [layout.size for layout in wanted])
+    return owned - _most(table[held], supply, demand)
 
 
 def _most(table: Ints, supply: Ints, demand: Ints) -> int:

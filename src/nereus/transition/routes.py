@@ -6,7 +6,7 @@ so it never moves; replicated KV heads and both ends of tied embeddings are owne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nereus.core import (
     DTYPE_BYTES,
@@ -18,13 +18,15 @@ from nereus.core import (
     Merge,
     ModelStage,
     Move,
+    Offload,
     Primitive,
     Split,
     StateSchema,
     TransitionDAG,
     TransitionError,
 )
-from nereus.transition.flows import Flow, Job, flows
+from nereus.transition.exchanges import Exchange, Pairs, exchanges_of
+from nereus.transition.flows import Flow, Job
 
 
 def routes(
@@ -42,8 +44,8 @@ def routes(
     device to itself. With `device`, only the moves that it sends or receives are expanded. The order is the same on
     every rank.
     """
-    (found,) = flows(schema, (Job(tuple(sources), tuple(targets)),), lacking, node_of)
-    return expand_flows(found, schema, kinds, device)
+    found = exchanges_of(schema).of(Job(tuple(sources), tuple(targets)), lacking, node_of)
+    return expand_flows(found.flows(device), schema, kinds)
 
 
 def expand_flows(
@@ -66,41 +68,120 @@ def expand_flows(
 
 def goal_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:
     """The goal units that a commit group builds."""
-    goal = set(dag.goal)
+    group = tuple(group)
+    if len(group) == 1:
+        return group[0].targets
+    goal = set(dag.goal.of(group[0].model_stage))
     return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.targets if unit in goal))
 
 
-def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:
+def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:  # noqa: ARG001
     """The whole units that a commit group reads: of the start, or of the goal where an earlier group built them.
 
     What its own steps make is none, even under an equal name.
     """
-    group = tuple(group)
-    whole = {*dag.start, *dag.goal} - {unit for primitive in group for unit in primitive.targets}
-    return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit in whole))
+    return _read(tuple(group))
 
 
-def flows_of(dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema) -> dict[str, tuple[Flow, ...]]:
-    """Acquiring primitive id → its flows, for one model-stage; a flow belongs to exactly one primitive."""
-    names = sorted((name for name, group in dag.groups.items() if group[0].model_stage == model_stage), key=_natural)
-    groups = [dag.groups[name] for name in names]
-    jobs = [Job(source_units(dag, group), goal_units(dag, group)) for group in groups]
-    found: dict[str, list[Flow]] = {primitive.id: [] for group in groups for primitive in group}
-    if jobs:
-        for group, job, entries in zip(groups, jobs, flows(schema, jobs, node_of=dag.node_of), strict=True):
-            held = frozenset(device for unit in job.sources for device in unit.devices)
-            chosen: dict[tuple[int, int], str] = {}
-            for flow in entries:
-                ends = (flow.source, flow.target)
-                if ends not in chosen:
-                    chosen[ends] = _carrier(group, held, *ends).id
-                found[chosen[ends]].append(flow)
+def _read(group: Sequence[Primitive]) -> tuple[EMU, ...]:
+    if len(group) == 1:
+        return group[0].sources
+    made = {unit for primitive in group for unit in primitive.targets}
+    return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit not in made))
+
+
+def flows_of(
+    dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema, device: int | None = None
+) -> dict[str, tuple[Flow, ...]]:
+    """Acquiring primitive id → its flows, for one model-stage; a flow belongs to exactly one primitive.
+
+    With `device`, only those that it sends or receives.
+    """
+    found: dict[str, list[Flow]] = {}
+    for group, exchange in exchanges(dag, {model_stage: schema}):
+        found.update((primitive.id, []) for primitive in group)
+        carrier = Carriers(group)
+        for flow in exchange.flows(device):
+            found[carrier.of(flow.source, flow.target)].append(flow)
     return {name: tuple(entries) for name, entries in found.items()}
 
 
-def _natural(name: str) -> tuple[int, str]:
-    """Balancing goes in the order in which groups were made, whatever order they are scheduled in."""
-    return (len(name), name)
+def exchanges(
+    dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema]
+) -> Iterator[tuple[tuple[Primitive, ...], Exchange]]:
+    """Each commit group of the model-stages in `schemas`, and what it moves."""
+    goal: dict[ModelStage, frozenset[EMU]] = {}
+    for group in dag.groups.values():
+        ms = group[0].model_stage
+        if ms in schemas:
+            built = group[0].targets
+            if len(group) > 1:
+                if ms not in goal:
+                    goal[ms] = frozenset(dag.goal.of(ms))
+                made = (unit for primitive in group for unit in primitive.targets if unit in goal[ms])
+                built = tuple(dict.fromkeys(made))
+            yield group, exchanges_of(schemas[ms]).of(Job(_read(group), built), node_of=dag.node_of)
+
+
+def shares(group: Sequence[Primitive], exchange: Exchange) -> Sequence[Pairs]:
+    """What each primitive of a group moves, in order; devices are numbered as in `exchange.devices`."""
+    pattern = exchange.pattern
+    if len(group) == 1:
+        return (pattern.pairs,)
+    number = dict(zip(exchange.devices, range(len(exchange.devices)), strict=True)).get
+    key = tuple(
+        (type(each), *(tuple(map(number, unit.devices)) for unit in (*each.sources, *each.targets))) for each in group
+    )
+    if key not in pattern.shares:
+        place = {primitive.id: index for index, primitive in enumerate(group)}
+        found: tuple[dict[tuple[int, int], int], ...] = tuple({} for _ in group)
+        carrier = Carriers(group)
+        for (source, target), elements in pattern.pairs.items():
+            name = carrier.of(exchange.devices[source], exchange.devices[target])
+            found[place[name]][source, target] = elements
+        pattern.shares[key] = found
+    return pattern.shares[key]
+
+
+def pair_bytes(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema]) -> dict[str, dict[tuple[int, int], int]]:
+    """Acquiring primitive id → (source, target) → bytes."""
+    found: dict[str, dict[tuple[int, int], int]] = {}
+    for group, exchange in exchanges(dag, schemas):
+        each, devices = schemas[group[0].model_stage].element_bytes, exchange.devices
+        for primitive, share in zip(group, shares(group, exchange), strict=True):
+            found[primitive.id] = {(devices[s], devices[t]): count * each for (s, t), count in share.items()}
+    return found
+
+
+class Carriers:
+    """Which primitive of a group moves what: inside one source unit its Split, to a device that held nothing the
+    Extend, else the Merge."""
+
+    def __init__(self, group: Sequence[Primitive]) -> None:
+        self._group = group
+        self._held = frozenset(device for unit in _read(group) for device in unit.devices)
+        self._split: dict[int, str] = {}
+        self._to: dict[type[Primitive], dict[int, str]] = {Merge: {}, Extend: {}}
+        for primitive in group:
+            if isinstance(primitive, Split):
+                for device in primitive.sources[0].devices:
+                    self._split.setdefault(device, primitive.id)
+            else:
+                for unit in primitive.targets:
+                    for device in unit.devices:
+                        self._to[type(primitive)].setdefault(device, primitive.id)
+
+    def of(self, source: int, target: int) -> str:
+        """The primitive that moves something from one device to another."""
+        split = self._split.get(source)
+        if split is not None and split == self._split.get(target):
+            return split
+        wanted: type[Primitive] = Merge if target in self._held else Extend
+        found = self._to[wanted].get(target)
+        if found is None:
+            name = wanted.__name__
+            raise TransitionError(f"no {name} of group {self._group[0].group} builds on device {target}")
+        return found
 
 
 def moves_of(
@@ -109,23 +190,10 @@ def moves_of(
     schema: StateSchema,
     device: int | None = None,
 ) -> tuple[Move, ...]:
-    """The moves of one primitive; with `device`, those that it sends or receives. A Destroy moves nothing."""
-    if isinstance(primitive, Destroy):
+    """The moves of one primitive; with `device`, those that it sends or receives. Destroy and Offload move nothing."""
+    if isinstance(primitive, Destroy | Offload):
         return ()
-    found = flows_of(dag, primitive.model_stage, schema)
-    return expand_flows(found[primitive.id], schema, device=device)
-
-
-def _carrier(group: Sequence[Primitive], held: frozenset[int], source: int, target: int) -> Primitive:
-    """Inside one source unit: its Split; to a device that held nothing: the Extend; else the Merge."""
-    for primitive in group:
-        if isinstance(primitive, Split) and {source, target} <= set(primitive.sources[0].devices):
-            return primitive
-    wanted = Merge if target in held else Extend
-    for primitive in group:
-        if isinstance(primitive, wanted) and any(target in unit.devices for unit in primitive.targets):
-            return primitive
-    raise TransitionError(f"no {wanted.__name__} of group {group[0].group} builds on device {target}")
+    return expand_flows(flows_of(dag, primitive.model_stage, schema, device)[primitive.id], schema)
 
 
 def local_copies(schema: StateSchema, old: EMU, new: EMU, device: int, staged: bool = False) -> tuple[Move, ...]:

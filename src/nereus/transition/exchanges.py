@@ -1,0 +1,110 @@
+"""The flows of a commit group, found once for all groups that are alike but for their devices (D6.8)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from nereus.core import EMU, StateSchema
+from nereus.transition.flows import Flow, Job, flows
+from nereus.transition.profile import PerSchema
+
+MOST_FLOWS = 200_000
+"""Flows that are remembered of one schema."""
+
+
+Pairs = Mapping[tuple[int, int], int]
+"""(source, target) → elements of one kind."""
+
+
+class Pattern:
+    """The flows of a job whose devices are numbered in order."""
+
+    def __init__(self, found: Sequence[Flow]) -> None:
+        self.flows = tuple(found)
+        self.shares: dict[object, Sequence[Pairs]] = {}
+        """How the primitives of a group may divide `pairs` among them."""
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """What all flows move."""
+        total: Counter[tuple[int, int]] = Counter()
+        for flow in self.flows:
+            total[flow.source, flow.target] += flow.elements
+        return total
+
+    @cached_property
+    def by_device(self) -> Mapping[int, Sequence[Flow]]:
+        """The flows that a device sends or receives, in order."""
+        found: dict[int, list[Flow]] = defaultdict(list)
+        for flow in self.flows:
+            for end in {flow.source, flow.target}:
+                found[end].append(flow)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The flows of one job: those of its pattern, between `devices` in ascending order."""
+
+    pattern: Pattern
+    devices: tuple[int, ...]
+
+    def flows(self, device: int | None = None) -> Iterator[Flow]:
+        """All flows, or those that a device sends or receives."""
+        found: Sequence[Flow] = self.pattern.flows
+        if device is not None:
+            found = self.pattern.by_device.get(self.devices.index(device), ()) if device in self.devices else ()
+        for flow in found:
+            ends = (self.devices[flow.source], self.devices[flow.target])
+            yield Flow(flow.tensors, flow.row_elements, flow.start, flow.stop, *ends)
+
+
+class Exchanges:
+    """The patterns of one schema."""
+
+    def __init__(self, schema: StateSchema) -> None:
+        self._schema = schema
+        self._known: dict[object, Pattern] = {}
+        self._flows = 0
+
+    def of(self, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> Exchange:
+        """The exchange of a job; the order of its units does not matter."""
+        sources, targets = (sorted(units, key=_devices) for units in (job.sources, job.targets))
+        units = (*sources, *targets)
+        flat = [device for unit in units for device in unit.devices]
+        devices = tuple(sorted(set(flat)))
+        places = tuple(map(dict(zip(devices, range(len(devices)), strict=True)).__getitem__, flat))
+        nodes = numbered(devices, node_of) if node_of else None
+        key = (len(sources), *(unit.layout for unit in units), places, nodes, lacking)
+        pattern = self._known.get(key)
+        if pattern is None:
+            rest = iter(places)
+            alike = tuple(EMU(unit.model_stage, unit.layout, tuple(islice(rest, len(unit.devices)))) for unit in units)
+            asked = Job(alike[: len(sources)], alike[len(sources) :])
+            found = flows(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
+            pattern = self._remember(key, Pattern(found))
+        return Exchange(pattern, devices)
+
+    def _remember(self, key: object, pattern: Pattern) -> Pattern:
+        self._flows += len(pattern.flows)
+        if self._flows > MOST_FLOWS:
+            self._known, self._flows = {}, len(pattern.flows)
+        self._known[key] = pattern
+        return pattern
+
+
+exchanges_of = PerSchema(Exchanges)
+
+
+def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, ...]:
+    """The node of each device, nodes numbered as they appear; a device without one is alone on its own."""
+    seen: dict[object, int] = {}
+    return tuple(seen.setdefault(node_of.get(device, (device,)), len(seen)) for device in devices)
+
+
+def _devices(unit: EMU) -> tuple[int, ...]:
+    return unit.devices

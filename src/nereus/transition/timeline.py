@@ -1,0 +1,122 @@
+"""When each primitive of a transition runs, from what its busiest device sends or receives."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nereus.core import Cluster, Destroy, ModelStage, Offload, StateSchema, TransitionDAG
+from nereus.transition.buckets import bucket_bytes, staging_bytes
+from nereus.transition.exchanges import Pairs, numbered
+from nereus.transition.profile import PerSchema
+from nereus.transition.routes import exchanges, shares
+
+PRIMITIVE_S = 2e-3
+"""Command and commit round trip of one primitive."""
+GROUP_SETUP_S = 5e-3
+"""Making the communicators of one transition, for each device that takes part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a primitive moves: seconds of its busiest device, and bytes by kind of link."""
+
+    seconds: float
+    intra_bytes: int = 0
+    inter_bytes: int = 0
+
+    @property
+    def link_bytes(self) -> dict[str, int]:
+        """Bytes by kind of link."""
+        return {"intra": self.intra_bytes, "inter": self.inter_bytes}
+
+
+NOTHING = Load(0.0)
+bucket_of = PerSchema(lambda schema: bucket_bytes(schema.tensors, schema.dtypes))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a primitive runs, in ideal seconds from the start of the transition, and the one it waited for last."""
+
+    start_s: float
+    end_s: float
+    cause: str | None
+
+
+class Loads:
+    """The load of every primitive, and the staging buffers of every device. What is alike is priced once."""
+
+    def __init__(self, dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[tuple[int, Sequence[int]], tuple[Pairs, Load, Mapping[int, int]]] = {}
+        """(id of what is moved, nodes) → it, so that the id stays its own; its load; what each device stages."""
+        self.of: dict[str, Load] = {}
+        """Acquiring primitive or Offload, by id."""
+        self.staging_bytes: dict[int, int] = {}
+        """Device → the most that its buffers take; it runs one primitive at a time."""
+        node_of = dag.node_of or {device.id: device.node for device in cluster.devices}
+        for group, exchange in exchanges(dag, schemas):
+            schema = schemas[group[0].model_stage]
+            # A pattern is of one arrangement of nodes where the transition knows them.
+            nodes = () if dag.node_of else numbered(exchange.devices, node_of)
+            for primitive, share in zip(group, shares(group, exchange), strict=True):
+                known = self._known.get((id(share), nodes))
+                if known is None:
+                    known = share, *self._load(share, nodes or numbered(exchange.devices, node_of), schema)
+                    self._known[id(share), nodes] = known
+                _, self.of[primitive.id], staged = known
+                for index, size in staged.items():
+                    device = exchange.devices[index]
+                    if size > self.staging_bytes.get(device, 0):
+                        self.staging_bytes[device] = size
+        for primitive in dag.primitives:
+            if isinstance(primitive, Offload):
+                self.of[primitive.id] = Load(max(map(self._to_host_s, *zip(*primitive.hosts.items(), strict=True))))
+
+    def _to_host_s(self, device: int, size: int) -> float:
+        rate = self._cluster.kind(device).host_bytes_per_s or self._cluster.links["intra"].bytes_per_s
+        return size / rate
+
+    def _load(self, share: Pairs, nodes: Sequence[int], schema: StateSchema) -> tuple[Load, Mapping[int, int]]:
+        """The load of what is moved, and the bytes that each device stages."""
+        busy: dict[tuple[int, str], float] = defaultdict(float)
+        totals = {"intra": 0, "inter": 0}
+        traffic: dict[tuple[int, int], int] = {}
+        for (source, target), elements in share.items():
+            name = "intra" if nodes[source] == nodes[target] else "inter"
+            link, size = self._cluster.links[name], elements * schema.element_bytes
+            totals[name] += size
+            traffic[source, target] = size
+            for end in ((source, "out"), (target, "in")):
+                busy[end] += size / link.bytes_per_s + link.latency_s
+        load = Load(max(busy.values(), default=0.0), totals["intra"], totals["inter"])
+        return load, staging_bytes(traffic, bucket_of(schema))
+
+
+def timeline(dag: TransitionDAG, loads: Mapping[str, Load]) -> dict[str, Span]:
+    """Primitive id → its span: it waits for its predecessors and for what ran before it on its devices."""
+    before = dag.predecessors()
+    spans: dict[str, Span] = {}
+    last_on: dict[int, str] = {}
+    for primitive in dag.primitives:
+        devices = primitive.devices
+        waits = {last_on[device] for device in devices if device in last_on} | before[primitive.id]
+        cause = max(sorted(waits), key=lambda name: spans[name].end_s, default=None)
+        joining = 0 if isinstance(primitive, Destroy | Offload) else sum(device not in last_on for device in devices)
+        start_s = 0.0 if cause is None else spans[cause].end_s
+        seconds = GROUP_SETUP_S * joining + PRIMITIVE_S + loads.get(primitive.id, NOTHING).seconds
+        spans[primitive.id] = Span(start_s, start_s + seconds, cause)
+        last_on.update(dict.fromkeys(devices, primitive.id))
+    return spans
+
+
+def critical_path(spans: Mapping[str, Span]) -> tuple[str, ...]:
+    """The primitives that the last one to end waited for, one after another, and itself."""
+    path: list[str] = []
+    step = max(spans, key=lambda name: spans[name].end_s, default=None)
+    while step is not None:
+        path.append(step)
+        step = spans[step].cause
+    return tuple(reversed(path))
