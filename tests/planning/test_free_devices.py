@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nereus.algorithms.grpo import Grpo
+from nereus.algorithms.remax import Remax
 from nereus.clusters.named import machine
-from nereus.core import Capabilities, Cluster, InfeasibleError, Lengths, Workload
+from nereus.core import Capabilities, Cluster, Device, Head, InfeasibleError, Lengths, ModelSpec, Workload
 from nereus.families.models import named
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
@@ -52,16 +53,34 @@ def test_one_more_device_in_the_last_node_or_a_new_one(
     assert more <= fewer * ROUNDING
 
 
-@pytest.mark.parametrize("five", [False, True])
-def test_two_nodes_do_whatever_one_does(five: bool) -> None:
-    """Model-stages side by side inside a node are given up for no second node, down to memory where nothing fits."""
-    spec, fitting = replace(SMALL, layers=3), 0
-    for memory in (16, 20, 24, 28, 36, 48):
-        asked = Problem(ppo(spec) if five else grpo(spec), WORKLOAD, cluster(5, memory * 10**6), Capabilities())
-        one, two = step_s(asked), step_s(replace(asked, cluster=cluster(10, memory * 10**6, 2)))
-        assert two <= one * ROUNDING
-        fitting += one < float("inf")
-    assert fitting
+def remax(layers: int, kv_heads: int, prompts: int, mini_batch: int, asynchronous: bool = False) -> Problem:
+    """A job of four model-stages on one device of a fast kind."""
+    spec = ModelSpec("llama", layers, 2048, 4, kv_heads, 512, 4096, 32001, dtype="bf16")
+    specs = dict.fromkeys(("actor", "reference", "reward"), spec) | {"reward": replace(spec, head=Head.SCALAR)}
+    workload = Workload(prompts, 2, Lengths(128, 200, 256), Lengths(256, 600, 1024), mini_batch, 1024)
+    workflow = replace(Remax().workflow(specs), asynchronous=asynchronous)
+    return Problem(workflow, workload, machine("h200x8", 1), Capabilities(recompute=("none", "full")))
+
+
+def on_nodes(asked: Problem, sizes: tuple[int, ...], memory_bytes: int) -> Problem:
+    """The same on nodes of so many devices with this much memory."""
+    (kind,) = asked.cluster.kinds.values()
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    devices = tuple(Device(index, node, kind.name) for index, node in enumerate(nodes))
+    kinds = {kind.name: replace(kind, memory_bytes=memory_bytes)}
+    return replace(asked, cluster=Cluster(devices, kinds, asked.cluster.links))
+
+
+def test_three_parts_of_a_node_are_not_given_up_for_more_devices() -> None:
+    """Near the last bytes with which anything fits on one node: three model-stages side by side."""
+    asked = remax(8, 2, 16, 16)
+    low, high = 3 * 10**9, 5 * 10**9
+    while high - low > 10**7:
+        middle = (low + high) // 2
+        low, high = (low, middle) if step_s(on_nodes(asked, (7,), middle)) < float("inf") else (middle, high)
+    for memory in (high, int(1.1 * high)):
+        fewer = step_s(on_nodes(asked, (7,), memory))
+        assert all(step_s(on_nodes(asked, more, memory)) <= fewer * ROUNDING for more in ((7, 7), (7, 1), (8,)))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama-3.1-70b", "h200x8"), ("qwen3-30b-a3b", "h100x8")])

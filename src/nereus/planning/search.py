@@ -50,7 +50,8 @@ def search(problem: Problem, k: int = 8) -> SearchResult:
     found = [Scored(plan, model.estimate(plan)) for plan in plans]
     exact = min(map(_digits, found), default=None)
     if scarce(arrangements):
-        more = tight(problem, model, choices, max(k - len(plans), 1))
+        below_s = min(each.step_s for each in best.found.values()) if len(plans) >= k else float("inf")
+        more = tight(problem, model, choices, max(k - len(plans), 1), below_s)
         found += [Scored(plan, model.estimate(plan)) for plan in more]
     offered: dict[Name, Scored] = {}
     current = problem.current

@@ -34,18 +34,22 @@ def _roomy(each: Arrangement) -> bool:
     return stored + added <= each.room[0]
 
 
-def tight(problem: Problem, model: StepModel, everything: Choices, k: int) -> list[Plan]:
-    """Up to `k` of them, fastest first: those that may fit are judged device by device."""
+def tight(problem: Problem, model: StepModel, everything: Choices, k: int, below_s: float) -> list[Plan]:
+    """Up to `k` of them below some seconds, fastest first: those that may fit are judged device by device."""
     found = []
     for choices, arrangements in loose(everything):
-        if could_fit(arrangements):
+        if could_fit(arrangements) and _fastest_s(problem, arrangements) < below_s:
             best = fastest(arrangements, problem.workflow, TRIED).found.values()
             found += [(each.step_s, choices, arrangements[each.arrangement], each) for each in best]
     plans: list[Plan] = []
-    for _, choices, arrangement, each in sorted(found, key=lambda one: one[0]):
+    for step_s, choices, arrangement, each in sorted(found, key=lambda one: one[0]):
+        if len(plans) >= k or step_s >= below_s:
+            break
         plan = choices.plan(arrangement, each)
         if misfit(problem, model, plan) is None:
             plans.append(plan)
-            if len(plans) >= k:
-                break
     return plans
+
+
+def _fastest_s(problem: Problem, arrangements: Sequence[Arrangement]) -> float:
+    return min((each.step_s for each in fastest(arrangements, problem.workflow, 1).found.values()), default=np.inf)
