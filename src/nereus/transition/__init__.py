@@ -1,6 +1,7 @@
 """Units now and a target → placed goal, primitives, schedule, memory check, routes, estimate. Pure."""
 
 from nereus.transition.compile import compile, connect
+from nereus.transition.composed import compose
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.estimate import estimate
 from nereus.transition.fit import fit, peak_bytes, stored_bytes
@@ -30,6 +31,7 @@ __all__ = [
     "alias_source",
     "aliased",
     "compile",
+    "compose",
     "composed_bytes",
     "connect",
     "critical_path",

@@ -89,12 +89,12 @@ def labels(unit: EMU, sub: Layout) -> tuple[EMU, ...]:
     """The T_sub units that a unit's devices make: piece (a, b) takes the a-th of each run of tp ranks, b-th of pp."""
     devices = unit.devices
     return tuple(
-        EMU(unit.model_stage, sub, tuple([devices[index] for index in piece])) for piece in _pieces(unit.layout, sub)
+        EMU(unit.model_stage, sub, tuple([devices[index] for index in piece])) for piece in positions(unit.layout, sub)
     )
 
 
 @lru_cache(maxsize=256)
-def _pieces(layout: Layout, sub: Layout) -> tuple[tuple[int, ...], ...]:
+def positions(layout: Layout, sub: Layout) -> tuple[tuple[int, ...], ...]:
     """The positions of `layout` that make each T_sub unit."""
     tp_step, pp_step = layout.tp // sub.tp, layout.pp // sub.pp
     return tuple(
