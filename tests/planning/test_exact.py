@@ -139,6 +139,6 @@ def test_generation_goes_on_beside_training(problem: Drawn, k: int) -> None:
 def test_crowds_are_completed_a_few_at_a_time_and_none_is_lost(problem: Drawn, k: int, few: int, cells: int) -> None:
     flow, rows, slots, room = problem
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("CROWD", 2), ("FEW", few), ("CELLS", cells)):
+        for name, value in (("SHORT", 0), ("CROWD", 2), ("FEW", few), ("CELLS", cells)):
             patch.setattr(exact, name, value)
         check(flow, rows, slots, room, k)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import gcd, lcm
 from typing import Literal
 
@@ -195,19 +196,21 @@ class Choices:
     def _regular(self, site: Site) -> Iterator[Arrangement]:
         nodes = len(site.nodes)
         inside = self._slice(site, 0, 1) if nodes > 1 else None
+        tables: dict[Site, dict[ModelStage, Table]] = {}
         for program in programs(self.problem.workflow, self._shapes):
-            if width(program) <= len(site.slots):
-                yield self._at(program, site)
-            elif inside is not None:
-                yield self._at(program, inside)
+            where = site if width(program) <= len(site.slots) else inside
+            if where is not None:
+                if where not in tables:
+                    tables[where] = {ms: self.table(ms, where) for ms in program.levels}
+                yield self._at(program, where, tables[where])
         if inside is not None and len(site.devices) <= EXACT_POOL:
             yield from self._split(self._slice(site, 0, nodes - 1), self._slice(site, nodes - 1, nodes), beside=True)
 
-    def _at(self, program: Program, site: Site) -> Arrangement:
+    def _at(self, program: Program, site: Site, tables: Mapping[ModelStage, Table]) -> Arrangement:
         """A shape on slots that are as good as each other."""
-        tables = tuple(self.table(ms, site) for ms in program.levels)
         room = (self._room(site),) * len(program.stored)
-        return Arrangement(program, tables, len(site.slots), room, dict.fromkeys(program.levels, site), site)
+        found = tuple(tables[ms] for ms in program.levels)
+        return Arrangement(program, found, len(site.slots), room, dict.fromkeys(program.levels, site), site)
 
     def _together(self, site: Site) -> Iterator[Arrangement]:
         """All of an irregular site in turns: there every model-stage counts as needing all of it."""
@@ -312,6 +315,7 @@ class Choices:
         return table if finite.all() else table[finite]
 
 
+@cache
 def width(program: Program, partition: int | None = None) -> int:
     """Groups that lie side by side, in one partition or in all."""
     chosen = [level for level, home in enumerate(program.home) if partition in (None, home)]

@@ -20,6 +20,8 @@ from nereus.planning.table import Ideal, Table, beaten
 
 CROWD = 192
 """More rows or partial choices than that are compared with each other, and looked at in the order of their bounds."""
+SHORT = 96
+"""Tables of so many rows are joined as they are: they need no quick look, and no bound of each row in its limits."""
 WIDE = 8
 """A quick look bounds so many times its width of each level's rows, those that are fastest without limits."""
 FEW = 16
@@ -158,7 +160,7 @@ class Solver:
                 near &= bounds <= np.partition(bounds, WIDE * width - 1)[WIDE * width - 1]
             if not near.all():
                 table = table[near]
-            if len(table):
+            if len(table) > SHORT:
                 state = self._alone(table, level, layer)
                 bounds = self._bounds(state, layer)
                 keep = bounds < self.best.cutoff_s

@@ -48,9 +48,12 @@ class Layer:
     """By partition, whether some of its levels are not chosen."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """`levels` in the order they are chosen in, the partition of each, and the families as sums over all levels."""
+    """Known by identity: each is compiled once.
+
+    `levels` in the order they are chosen in, the partition of each, and the families as sums over all levels.
+    """
 
     shape: Shape
     levels: tuple[ModelStage, ...]

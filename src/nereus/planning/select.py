@@ -6,21 +6,20 @@ The bound of an arrangement needs no memory: the fastest times within the best c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
 from nereus.core import ModelStage, Workflow
-from nereus.cost.rows import Floats
+from nereus.cost.rows import Floats, Ints
 from nereus.planning.choices import REPLICAS, Arrangement
-from nereus.planning.exact import Best, Solver
+from nereus.planning.exact import SHORT, Best, Solver
 from nereus.planning.program import Program, programs
 from nereus.planning.space import apart
 from nereus.planning.table import Table
 
 WIDTH = 24
 """Rows and partial choices that a quick look keeps; it is at colocated shapes and at the one of the lowest bound."""
-SHORT = 96
-"""Tables of so many rows need no quick look."""
 MANY = 400
 """Of more rows than that a quick look takes those with a power of two of replicas."""
 
@@ -77,6 +76,11 @@ def _few(table: Table) -> Table:
     return table[(replicas & (replicas - 1)) == 0]
 
 
+@cache
+def _paths(program: Program) -> Ints:
+    return np.array(program.paths, dtype=np.int64)
+
+
 class _Bounds:
     """Bounds of shapes: the fastest times within the best cut between one part of the pool and the rest."""
 
@@ -94,7 +98,7 @@ class _Bounds:
         """No choice of this shape is faster."""
         if program.sides not in self._cut:
             self._cut[program.sides] = self._by_cut(*program.sides)
-        terms = np.array(program.paths) + self._first[:-1]
+        terms = _paths(program) + self._first[:-1]
         return float(self._cut[program.sides][terms].sum(axis=1).max(axis=0).min())
 
     def _by_cut(self, first: tuple[int, ...], second: tuple[int, ...]) -> Floats:
