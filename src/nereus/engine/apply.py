@@ -152,8 +152,8 @@ class Transition:
         goals = goal_units(running.dag, members)
         for goal in goals:
             if device in goal.devices and self._worker.positions.pending(primitive.group, goal) is None:
-                self._prepare(mover, primitive, goal, alias_source(running.dag, members, device))
-        sources = source_units(running.dag, members)
+                self._prepare(mover, primitive, goal, alias_source(members, device))
+        sources = source_units(members)
         try:
             traffic = mover.run(
                 running.moves(primitive, device),

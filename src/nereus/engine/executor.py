@@ -161,7 +161,7 @@ class TransitionExecutor:
         """
         found: dict[ModelStage, Digests] = {}
         for model_stage in _model_stages(dag):
-            read = {unit for group in dag.groups.values() for unit in _merged(dag, group, model_stage)}
+            read = {unit for group in dag.groups.values() for unit in _merged(group, model_stage)}
             units = dag.start.of(model_stage) if self._verify else tuple(u for u in dag.start if u in read)
             if units:
                 found[model_stage] = self._digests(model_stage, units)
@@ -282,12 +282,12 @@ def _logical(dag: TransitionDAG, reports: Reports) -> dict[ModelStage, LogicalSt
     return found
 
 
-def _merged(dag: TransitionDAG, group: Iterable[Primitive], model_stage: ModelStage) -> tuple[EMU, ...]:
+def _merged(group: Iterable[Primitive], model_stage: ModelStage) -> tuple[EMU, ...]:
     """The units of a model-stage that a group puts together; none where it reads one alone."""
     group = tuple(group)
     if group[0].model_stage != model_stage or not any(isinstance(step, Merge) for step in group):
         return ()
-    units = source_units(dag, group)
+    units = source_units(group)
     return units if len(units) > 1 else ()
 
 

@@ -75,15 +75,12 @@ def goal_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...
     return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.targets if unit in goal))
 
 
-def source_units(dag: TransitionDAG, group: Iterable[Primitive]) -> tuple[EMU, ...]:  # noqa: ARG001
+def source_units(group: Iterable[Primitive]) -> tuple[EMU, ...]:
     """The whole units that a commit group reads: of the start, or of the goal where an earlier group built them.
 
     What its own steps make is none, even under an equal name.
     """
-    return _read(tuple(group))
-
-
-def _read(group: Sequence[Primitive]) -> tuple[EMU, ...]:
+    group = tuple(group)
     if len(group) == 1:
         return group[0].sources
     made = {unit for primitive in group for unit in primitive.targets}
@@ -120,7 +117,7 @@ def exchanges(
                     goal[ms] = frozenset(dag.goal.of(ms))
                 made = (unit for primitive in group for unit in primitive.targets if unit in goal[ms])
                 built = tuple(dict.fromkeys(made))
-            yield group, exchanges_of(schemas[ms]).of(Job(_read(group), built), node_of=dag.node_of)
+            yield group, exchanges_of(schemas[ms]).of(Job(source_units(group), built), node_of=dag.node_of)
 
 
 def shares(group: Sequence[Primitive], exchange: Exchange) -> Sequence[Pairs]:
@@ -159,7 +156,7 @@ class Carriers:
 
     def __init__(self, group: Sequence[Primitive]) -> None:
         self._group = group
-        self._held = frozenset(device for unit in _read(group) for device in unit.devices)
+        self._held = frozenset(device for unit in source_units(group) for device in unit.devices)
         self._split: dict[int, str] = {}
         self._to: dict[type[Primitive], dict[int, str]] = {Merge: {}, Extend: {}}
         for primitive in group:
@@ -232,9 +229,9 @@ def aliased(schema: StateSchema, old: EMU, new: EMU, device: int) -> frozenset[s
     )
 
 
-def alias_source(dag: TransitionDAG, group: Iterable[Primitive], device: int) -> EMU | None:
+def alias_source(group: Iterable[Primitive], device: int) -> EMU | None:
     """The unit whose position on `device` a commit group reads locally, if there is one.
 
     Of a unit in `dag.offloaded` no storage can be taken over: everything is copied from host memory.
     """
-    return next((unit for unit in source_units(dag, group) if device in unit.devices), None)
+    return next((unit for unit in source_units(group) if device in unit.devices), None)

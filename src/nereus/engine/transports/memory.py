@@ -89,7 +89,7 @@ class _Group:
 
     def __init__(self, dag: TransitionDAG, steps: Sequence[Primitive], schema: StateSchema) -> None:
         self.schema = schema
-        self.sources = source_units(dag, steps)
+        self.sources = source_units(steps)
         self.reads = {device: unit for unit in self.sources for device in unit.devices}
         self.builds = {device: unit for unit in goal_units(dag, steps) for device in unit.devices}
         self.waiting = {step.id for step in steps}
