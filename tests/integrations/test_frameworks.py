@@ -258,3 +258,11 @@ def test_flags_behind_a_missing_backslash_belong_to_the_command_before_them() ->
 def test_a_recomputation_that_megatron_does_not_have(framework: str, text: str, name: str, value: str) -> None:
     with pytest.raises(RefusedImportError, match=r"recompute.granularity is 'some', valid: none, selective, full"):
         read_text(framework, text.replace(value, value.replace("full", "some")), name)
+
+
+def test_openrlhf_has_a_token_budget_where_it_packs_by_tokens() -> None:
+    text = "python -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.model_name_or_path x"
+    assert read_text("openrlhf", text, "a.sh").actor.tokens is None
+    found = read_text("openrlhf", f"{text} --train.dynamic_batch_enable", "a.sh")
+    assert (found.actor.tokens, found.batch.packed) == (16192, True)
+    assert found.defaults["actor.tokens"] == "--train.max_tokens_per_gpu=16192"

@@ -380,3 +380,11 @@ def test_a_machine_is_what_the_framework_makes_of_it() -> None:
     (kind,) = of.cluster.kinds.values()
     assert kind.host_bytes_per_s < machine("h100").kinds["h100"].host_bytes_per_s
     assert any("pageable" in line for line in of.assumptions)
+
+
+@pytest.mark.parametrize(("framework", "told"), [("openrlhf", True), ("verl", False)])
+def test_an_optimizer_that_steps_on_the_host_is_told_of(framework: str, told: bool) -> None:
+    """DeepSpeed's offloaded Adam never comes back; verl loads the optimizer for its step, as is counted."""
+    base = small(framework=framework)
+    found = replace(base, actor=replace(base.actor, optimizer_offload=True))
+    assert any("steps on the host" in note for note in built(found).notes) is told

@@ -31,6 +31,9 @@ from nereus.integrations.batch import micro_batch
 from nereus.integrations.imported import Imported, Part
 from nereus.planning.place import place
 
+HOST_STEPS = ("openrlhf", "slime", "roll")
+"""Frameworks whose optimizer, where it is offloaded, never comes back to the devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -108,6 +111,11 @@ class _Placer:
         offload = bool(
             part.param_offload or part.optimizer_offload or (self.found.idle_offload and self.found.colocated)
         )
+        if part.optimizer_offload and self.found.framework in HOST_STEPS:
+            self.note(
+                f"{model_stage}: its optimizer steps on the host; here the state is counted as loaded for the step, "
+                "which takes more memory and less time: what lacks no more than that may run"
+            )
         ep = (part.ep or 1) if spec.experts else 1
         if fault := expert_fault(spec, ep, dp, shared, layout.tp):
             raise _ImpossibleError(f"{model_stage}: {fault}")

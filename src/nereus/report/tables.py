@@ -17,6 +17,8 @@ from nereus.report.answer import IMPORTED, PINNED, Answer, Comparison
 from nereus.report.views import CLASSES, CallView, MemoryView, PlanView, StageView
 
 CLOSE = ("step s", "slower by", "what differs")
+WHOLE = ("model-stage", "call", "of", "step s", "slower by")
+"""Columns of names and numbers, which are never wrapped."""
 EXAMPLES = 3
 """Refused candidates that are named for each reason; the others are counted."""
 TERMS = 2
@@ -218,5 +220,6 @@ def _refused(refused: Collection[Rejection]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Narrow columns wrap: a name or a device list that is cut says nothing."""
-    return Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
+    """Narrow columns wrap, but for names: one that is torn apart is hard to read."""
+    made = (Column(name, overflow="fold", no_wrap=name in WHOLE) for name in columns)
+    return Table(*made, title=title, title_justify="left")

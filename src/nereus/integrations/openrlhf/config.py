@@ -23,7 +23,7 @@ TRAINING: Table = {
     "sp": degree("--ds.ring_attn_size", "--ring_attn_size"),
     "zero": degree("--ds.zero_stage", "--zero_stage", default=2),
     "micro_batch": size("--train.micro_batch_size", "--micro_train_batch_size", default=1),
-    "tokens": size("--train.max_tokens_per_gpu", "--train_max_tokens_per_gpu", default=16192),
+    "tokens": size("--train.max_tokens_per_gpu", "--train_max_tokens_per_gpu"),
     "optimizer_offload": switch("--ds.adam_offload", "--adam_offload"),
 }
 SCORING: Table = {field: TRAINING[field] for field in ("tp", "sp", "zero")} | {
@@ -98,8 +98,12 @@ def _older(keys: Keys) -> bool:
 
 
 def _micro(keys: Keys, table: Table, older: int) -> Table:
-    entry = table["micro_batch"]
-    return table | {"micro_batch": replace(entry, default=older if _older(keys) else entry.default)}
+    entry, budget = table["micro_batch"], table["tokens"]
+    dynamic = keys.flag(*BATCH["packed"].keys, default=False)
+    return table | {
+        "micro_batch": replace(entry, default=older if _older(keys) else entry.default),
+        "tokens": replace(budget, default=16192 if dynamic and table is TRAINING else None),
+    }
 
 
 def _batch(keys: Keys) -> Batch:
