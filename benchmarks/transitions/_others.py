@@ -9,6 +9,7 @@ from benchmarks.transitions.sides import Measured, Side
 
 EXECUTOR = Side("executor", "benchmarks.transitions.live:Side")
 LIBRARY = Side("library", "benchmarks.transitions.library:Work")
+IN_PLACE = Side("library in place", "benchmarks.transitions.library:InPlace", keeps_target=True)
 DIRECT = Side("direct exchange", "benchmarks.transitions.plain:Work")
 SEQUENTIAL = Side("sequential source", "benchmarks.transitions.plain:Sequential")
 BROADCAST = Side("packed broadcast, buffers ready", "benchmarks.transitions.plain:Broadcast", keeps_target=True)

@@ -37,6 +37,10 @@ class Work:
     def run(self) -> None:
         """Allocate, move, agree."""
         self.target = allocate(self.tensors, self.placement, self.rank, keep=self.keep)
+        self.move()
+
+    def move(self) -> None:
+        """Fill the target."""
         report = reshard(self.plan, self.source, self.target)
         self.more = {"received_bytes": sum(self.plan.received_bytes.values()), "staging_bytes": report.staging_bytes}
 
@@ -44,6 +48,22 @@ class Work:
         """Of the target."""
         state = {(name.split(" ")[0], name.split(" ")[1]): part for name, part in self.target.items()}
         return wrong(state, self.size, self.placed, self.rank)
+
+
+class InPlace(Work):
+    """The target's tensors exist before the clock starts and are received into, as in a model that is already built."""
+
+    def __init__(self, rank: int, scenario: Scenario) -> None:
+        super().__init__(rank, scenario)
+        self.ready = allocate(self.tensors, self.placement, self.rank, keep=self.keep)
+        for name, part in self.ready.items():
+            if name not in self.keep:
+                part.fill_(-1.0)
+
+    def run(self) -> None:
+        """Move, agree."""
+        self.target = self.ready
+        self.move()
 
 
 def placement(size: Size, units: Units, ranks: range) -> Placement:

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -73,19 +74,23 @@ class Ranks:
     """Processes of one default gloo group over loopback that wait for commands."""
 
     def __init__(self, work: str, scenario: Scenario, size: int) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
-        self._store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("fork")  # torch is loaded here already, and no thread runs yet
+        listener = socket.create_server((HOST, 0))
+        port = listener.getsockname()[1]
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(size):
-            ours, theirs = self._context.Pipe()
-            arguments = (theirs, rank, size, self._store.port, work, scenario.to_json())
-            process = self._context.Process(target=_rank, args=arguments)
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, size, port, work, scenario.to_json())
+            process = context.Process(target=_rank, args=arguments)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        listening = listener.detach()
+        self._store = distributed.TCPStore(
+            HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening
+        )
         self._answers(READY_S)
 
     def call(self, command: str) -> list[Any]:
