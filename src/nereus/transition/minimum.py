@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import gcd
 
@@ -13,6 +13,8 @@ from scipy.sparse import coo_array
 
 from nereus.core import EMU, Layout, StateSchema
 from nereus.transition.classes import by_layout, layouts_of
+from nereus.transition.deal import deal
+from nereus.transition.place import overlaps
 from nereus.transition.profile import Ints
 from nereus.transition.sizes import sizes_of
 
@@ -38,6 +40,20 @@ def minimum_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]
     supply = np.array([counts[place] for place in held])
     demand = np.repeat([len(units) for units in wanted.values()], [layout.size for layout in wanted])
     return owned - _most(table[held], supply, demand)
+
+
+def minimum_on_nodes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU], node_of: Mapping[int, int]) -> int:
+    """M* where the positions that `goal`, all of one layout, has on one node stay together on one node."""
+    (layout,) = layouts_of(goal)
+    devices = [device for unit in goal for device in unit.devices]
+    overlap, held = overlaps(start, layout, schema, devices)
+    nodes = [node_of[device] for device in devices]
+    chosen = deal(devices, held, devices, overlap, (nodes, nodes))
+    row_of = dict(zip(devices, held.tolist(), strict=True))
+    wanted = int(sizes_of(schema).owned(layout).sum()) * len(goal)
+    return wanted - sum(
+        int(overlap[row_of[device], place % layout.size]) for place, device in enumerate(chosen.tolist())
+    )
 
 
 def _most(table: Ints, supply: Ints, demand: Ints) -> int:

@@ -55,7 +55,7 @@ def _place_one(
     taken = {device for unit in kept.values() for device in unit.devices}
     free = [device for slot in slots for device in slot if device not in taken]
     named = [device for index, slot in enumerate(slots) if index not in kept for device in slot]
-    overlap, held = _overlaps(existing, layout, schema, free)
+    overlap, held = overlaps(existing, layout, schema, free)
     kinds = None if kind_of is None else [kind_of.get(device, "") for device in free]
     chosen = deal(free, held, named, overlap, (_nodes(free, node_of), _nodes(named, node_of)), kinds)
     rows = iter(chosen.reshape(-1, layout.size).tolist())
@@ -63,7 +63,7 @@ def _place_one(
     return [kept[slot] if slot in kept else EMU(ms, layout, tuple(next(rows))) for slot in range(len(slots))]
 
 
-def _overlaps(existing: Sequence[EMU], layout: Layout, schema: StateSchema, free: Sequence[int]) -> tuple[Ints, Ints]:
+def overlaps(existing: Sequence[EMU], layout: Layout, schema: StateSchema, free: Sequence[int]) -> tuple[Ints, Ints]:
     """(what can be held, positions of `layout`) bytes in common, and which row of it each of `free` holds.
 
     The last row is that of devices that hold nothing.

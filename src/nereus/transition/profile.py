@@ -94,6 +94,10 @@ class PerSchema(Generic[T]):
         self._known.move_to_end(key)
         return self._known[key][1]
 
+    def forget(self) -> None:
+        """Make everything anew from now on."""
+        self._known.clear()
+
 
 profile_of = PerSchema(Profile)
 
