@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.transitions import __main__ as bench
-from benchmarks.transitions._others import DIRECT, EXECUTOR
 from benchmarks.transitions.scenario import Scenario, units
 from benchmarks.transitions.sides import Side, compare
 from benchmarks.transitions.state import KINDS, SIZES, Tensor, Units, filled, values, wrong
@@ -136,14 +135,21 @@ def test_a_part_that_breaks_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="memory and bytes are read from /proc")
-def test_ours_and_the_direct_exchange_move_a_tiny_state_bit_for_bit_and_a_side_that_fails_says_why() -> None:
-    scenario = Scenario("Extend", TINY, units(1, 1, 1), units(1, 1, 2))
+def test_the_quick_run_moves_a_tiny_state_bit_for_bit_with_the_fewest_bytes(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    assert bench.main(["--only", "reshard", "--quick", "--json", str(out)]) == 0
+    lines = {line["name"]: line for line in json.loads(out.read_text())["reshard"]["results"]}
+    least = Scenario("", TINY, units(2, 2, 1), units(4, 1, 1)).minimum_bytes
+    assert lines["executor: payload received / M*"]["measured"] == least
+    for name in ("executor, s", "direct exchange, s"):
+        assert "equal bit for bit" in lines[name]["notes"]
+        assert least <= lines[name]["details"]["answers"][0]["written_bytes"] < 1.5 * least
+
+
+def test_a_side_that_is_not_there_or_fails_says_why() -> None:
+    scenario = Scenario("", TINY, units(1, 1, 1), units(1, 1, 1))
     missing = Side("missing", "nowhere:Work", "no-such-environment")
     broken = Side("broken", "benchmarks.transitions.nowhere:Work")
-    found = compare((EXECUTOR, DIRECT, missing, broken), scenario, 1)
-    assert found.pop("missing").reason == "not installed: make baselines"
-    assert "benchmarks.transitions.nowhere" in str(found.pop("broken").reason)
-    assert {name: (one.reason, one.wrong) for name, one in found.items()} == dict.fromkeys(found, (None, ()))
-    for name, one in found.items():
-        assert scenario.minimum_bytes <= one.last("written_bytes") < 1.2 * scenario.minimum_bytes, name
-    assert found[EXECUTOR.name].last("received_bytes") == scenario.minimum_bytes
+    found = compare((missing, broken), scenario, 1)
+    assert found["missing"].reason == "not installed: make baselines"
+    assert "benchmarks.transitions.nowhere" in str(found["broken"].reason)
