@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.transitions.scenario import Scenario
 from benchmarks.transitions.state import KINDS, Size, State, Units, filled, wrong
-from nereus.engine.library import LogicalTensor, Placement, Region, allocate, plan_routes, reshard
+from nereus.engine.library import LogicalTensor, Placement, Region, allocate, plan_routes, reshard, staying
 
 
 class Work:
@@ -22,8 +22,7 @@ class Work:
         source, self.placement = (placement(scenario.size, u, ranks) for u in (scenario.source, self.placed))
         self.plan = plan_routes(self.tensors.values(), source, self.placement)
         self.source = {f"{name} {kind}": part for (name, kind), part in self._filled(scenario).items()}
-        before, after = source.of(rank), self.placement.of(rank)
-        self.keep = {name: part for name, part in self.source.items() if after.get(name) == before[name]}
+        self.keep = staying(self.plan, self.source, rank)  # as the direct exchange keeps them: views, not copies
         self.target: dict[str, torch.Tensor] = {}
         self.more: dict[str, Any] = {}
 

@@ -114,7 +114,9 @@ def test_ctrl_c_ends_with_a_checkpoint_that_a_smaller_pool_goes_on_from(tmp_path
     done = len((run / "metrics.jsonl").read_text().splitlines())
 
     more, devices = f"run.steps={done + 1}", "cluster.devices=2"
-    resumed = start(tmp_path, "train", "--resume", run, "--run-dir", "on", "--json", "--set", more, "--set", devices)
+    resumed = start(
+        tmp_path, "train", "--resume", run, "--run-dir", "on", "--json", "--verify", "--set", more, "--set", devices
+    )
     out, err = finish(resumed)
     assert resumed.returncode == 0, err
     data = json.loads(out)

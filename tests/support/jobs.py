@@ -140,7 +140,7 @@ def running(
         crew.wait_ready(range(devices), config.timeout_s)
         job = ReplayedJob(config, workflow, crew, Local(devices, capacity_bytes, oversubscribe=True), plan, run_dir)
         job.load(resume)
-        yield job, TransitionExecutor(crew, schemas(workflow), config.timeout_s)
+        yield job, TransitionExecutor(crew, schemas(workflow), config.timeout_s, verify=True)
 
 
 def train(

@@ -29,6 +29,9 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where the run is recorded.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the hash of every tensor before and after each transition.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train, adapting the layout while it runs. Ctrl-C ends with a checkpoint."""
@@ -64,7 +67,7 @@ def train(
     recorders = [*build.recorders(settings, directory), past]
     rule, thresholds = build.admission_rule(settings), build.thresholds(settings)
     with live.Live(err if as_json else out, settings.run.steps) as view:
-        finished = trainer.train(config, source, rule, thresholds, [*recorders, view], directory, resume)
+        finished = trainer.train(config, source, rule, thresholds, [*recorders, view], directory, resume, verify)
     trace.write(directory / (f"trace-from-{began}.json" if began else "trace.json"), past, build.workflow(settings))
     report = summary.summarise(past)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from multiprocessing.context import ForkServerProcess
 
 from nereus.engine.worker import WorkerSettings, run_worker
 
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch asks for huge pages where this is set: memory that state is received into costs less at its first touch."""
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.optim", "numpy", "nereus.engine.worker")
 
 
@@ -44,6 +47,7 @@ def signals_wait() -> Iterator[None]:
 
 def launch(settings: WorkerSettings) -> Launched:
     """Start the worker of one device."""
+    os.environ.setdefault(HUGE_PAGES, "1")  # read by the fork server when it starts
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     ours, theirs = context.Pipe()

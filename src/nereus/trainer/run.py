@@ -60,10 +60,12 @@ def train(
     recorders: Sequence[Recorder],
     run_dir: Path,
     resume: Path | None = None,
+    verify: bool = False,
 ) -> Finished:
     """Train under the controller until the last step, Ctrl-C or an error; no process is left in any case.
 
     `resume` is the directory of an earlier run; its newest checkpoint is loaded into whatever plan suits this pool.
+    `verify` compares the hash of every logical tensor before and after each transition.
     Raises InfeasibleError when nothing fits, WorkerLostError when a worker dies (after a checkpoint if the state is
     whole).
     """
@@ -81,7 +83,7 @@ def train(
         crew.start(begin)
         crew.wait_ready(begin, config.timeout_s)
         job = RLJob(config, workflow, crew, source, state.plan, run_dir)
-        executor = TransitionExecutor(crew, schemas(workflow), config.timeout_s)
+        executor = TransitionExecutor(crew, schemas(workflow), config.timeout_s, verify)
         with _stopping(job):
             job.load(stored)
             state = _controlled(job, executor, brain, recorders, state)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from nereus.core import DTYPE_BYTES, Kind, TensorSpec
 
 LEAST_BYTES, MOST_BYTES = 1 << 14, 1 << 26
-SHARE = 64
+SHARE = 32
 """A bucket is this part of the whole state, between the limits."""
 ALIGNMENT = 64
 """Bytes; every message in a bucket starts at a multiple, so that elements of any dtype lie aligned in it."""

@@ -8,7 +8,7 @@
 Ranks are ranks of the group. Needs neither a coordinator nor the job's layout classes.
 """
 
-from nereus.engine.library.describe import Shard, allocate, describe
+from nereus.engine.library.describe import Shard, allocate, describe, staying
 from nereus.engine.library.execute import Options, Report, reshard
 from nereus.engine.library.fused import grouped, interleaved, stacked
 from nereus.engine.library.modules import module_tensors
@@ -38,6 +38,7 @@ __all__ = [
     "reshard",
     "restore_optimizer",
     "stacked",
+    "staying",
     "stream_name",
     "stream_seed",
     "stream_shard",

@@ -15,7 +15,7 @@ import torch
 from nereus.core import SettingsError, TransitionError
 from nereus.engine.library.check import dtype_name
 from nereus.engine.library.peers import AnyGroup, Peers
-from nereus.transition.boxes import LogicalTensor, Placement
+from nereus.transition.boxes import BoxPlan, LogicalTensor, Placement
 from nereus.transition.region import Region
 
 Regions = dict[str, list[list[list[int]]]]
@@ -128,3 +128,19 @@ def allocate(
         else torch.empty(box.shape, dtype=getattr(torch, tensors[name].dtype), device=device)
         for name, box in placement.of(rank).items()
     }
+
+
+def staying(plan: BoxPlan, held: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Targets that are contiguous parts of what this rank holds already, as views, to be given to `allocate` as `keep`.
+
+    They are not copied; in return the whole of their source stays in memory for as long as they do.
+    """
+    now, then = plan.source.of(rank), plan.target.of(rank)
+    found: dict[str, torch.Tensor] = {}
+    for name, box in then.items():
+        own = now.get(name)
+        if own is not None and own.common(box) == box:
+            view = held[name].detach()[box.within(own)]
+            if view.is_contiguous():
+                found[name] = view
+    return found
