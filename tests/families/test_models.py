@@ -98,7 +98,9 @@ def test_what_a_size_leaves_out_is_said() -> None:
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(SettingsError, match=r"'Qwen3-80B' is unknown; nearest: Qwen/Qwen3-8B.*config\.json"):
         named("Qwen3-80B")
-    with pytest.raises(SettingsError, match="'zzzz' is unknown; valid: huggyllama/llama-7b, "):
+    with pytest.raises(
+        SettingsError, match=rf"'zzzz' is unknown; nothing like it among the {len(names())} of .nereus list models."
+    ):
         named("zzzz")
     with pytest.raises(SettingsError, match="nearest: Qwen/Qwen3-8B"):
         named("someone/my-Qwen3-8B-sft")

@@ -14,6 +14,16 @@ _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_p
 
 LARGEST = 1 << 24
 """No size of a config is larger: products of sizes stay integers of 64 bits, and degrees can be counted through."""
+ROUTED: Mapping[str, str] = MappingProxyType(
+    {
+        "experts": "n_routed_experts",
+        "experts_per_token": "num_experts_per_tok",
+        "expert_hidden": "moe_intermediate_size",
+        "shared_experts": "n_shared_experts",
+        "dense_layers": "first_k_dense_replace",
+    }
+)
+"""Keys of routed experts beside shared ones, behind a few dense layers: DeepSeek's, which others took over."""
 
 
 def read_spec(

@@ -16,11 +16,7 @@ KEYS = MappingProxyType(
         "rope_head_dim": "qk_rope_head_dim",
         "value_head_dim": "v_head_dim",
         "kv_rank": "kv_lora_rank",
-        "experts": "n_routed_experts",
-        "experts_per_token": "num_experts_per_tok",
-        "expert_hidden": "moe_intermediate_size",
-        "shared_experts": "n_shared_experts",
-        "dense_layers": "first_k_dense_replace",
+        **_config.ROUTED,
     }
 )
 """Fields of the spec and their keys in `config.json`, beside those that every family has."""

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from nereus.core import ModelSpec, TensorSpec
 from nereus.families import _config, _tensors
-
-KEYS = MappingProxyType(
-    {
-        "experts": "n_routed_experts",
-        "experts_per_token": "num_experts_per_tok",
-        "expert_hidden": "moe_intermediate_size",
-        "shared_experts": "n_shared_experts",
-        "dense_layers": "first_k_dense_replace",
-    }
-)
-"""Fields of the spec and their keys in `config.json`, beside those that every family has."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +20,13 @@ class Glm4Moe:
         """Sizes from a Hugging Face `config.json`. Raises SettingsError for what is not supported."""
         own = {"qkv_bias": bool(config.get("attention_bias")), "qk_norm": bool(config.get("use_qk_norm"))}
         return _config.read_spec(
-            config, "glm4_moe", head_dim=128, keys=KEYS, trainable=False, switches=("attention_bias",), **own
+            config, "glm4_moe", head_dim=128, keys=_config.ROUTED, trainable=False, switches=("attention_bias",), **own
         )
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The `config.json` of a spec."""
         own = {"attention_bias": spec.qkv_bias, "use_qk_norm": spec.qk_norm}
-        return _config.write_config(spec, "glm4_moe", "Glm4Moe", KEYS) | own
+        return _config.write_config(spec, "glm4_moe", "Glm4Moe", _config.ROUTED) | own
 
     def tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """Every tensor with its global shape and cut."""
