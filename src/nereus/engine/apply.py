@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
 import time
@@ -34,9 +33,11 @@ from nereus.transition.routes import (
     alias_source,
     aliased,
     expand_flows,
+    fingerprint,
     flows_of,
     goal_units,
     local_copies,
+    pair_bytes,
     source_units,
 )
 
@@ -60,15 +61,17 @@ class _Running:
     group: Group
     timeout_s: float
     flows: Mapping[str, tuple[Flow, ...]]
-    """Acquiring primitive → who sends what to whom; the same on every rank."""
+    """Acquiring primitive → what this device sends to whom and receives from whom."""
+    pairs: Mapping[str, Mapping[tuple[int, int], int]]
+    """Acquiring primitive → (source, target) → bytes, of all devices."""
 
-    def moves(self, primitive: Primitive, device: int) -> tuple[Move, ...]:
-        """What `device` sends and receives in a primitive."""
-        return expand_flows(self.flows[primitive.id], self.schemas[primitive.model_stage], device=device)
+    def moves(self, primitive: Primitive) -> tuple[Move, ...]:
+        """What this device sends and receives in a primitive."""
+        return expand_flows(self.flows[primitive.id], self.schemas[primitive.model_stage])
 
     def most_peers(self, primitive: Primitive) -> int:
         """The most devices that one device exchanges with in a primitive."""
-        return most_peers((flow.source, flow.target) for flow in self.flows[primitive.id])
+        return most_peers(self.pairs[primitive.id])
 
 
 def environment() -> str:
@@ -109,14 +112,17 @@ class Transition:
         fields = message.fields
         group = self._worker.groups.make(fields["group"], fields["members"])
         dag, schemas = fields["dag"], fields["schemas"]
-        found = {name: flows for ms, schema in schemas.items() for name, flows in flows_of(dag, ms, schema).items()}
-        self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], found)
-        return Message("transition.begin", {"routes": fingerprint(found)})
+        device, flows = self._worker.device, dict[str, tuple[Flow, ...]]()
+        for ms, schema in schemas.items():
+            flows |= flows_of(dag, ms, schema, device)
+        pairs = pair_bytes(dag, schemas)
+        self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], flows, pairs)
+        return Message("transition.begin", {"routes": fingerprint(dag, schemas)})
 
     def _probe(self, _: Message) -> None:
         """A byte over each pair that will be used, so that nothing is allocated for a peer that cannot be reached."""
         running, device = self._context(), self._worker.device
-        pairs = {(flow.source, flow.target) for flows in running.flows.values() for flow in flows}
+        pairs = {pair for found in running.pairs.values() for pair in found}
         ranks = {member: rank for rank, member in enumerate(running.group.members)}
         transport = Torch(running.group, self._worker.timeout_s)
 
@@ -156,7 +162,7 @@ class Transition:
         sources = source_units(members)
         try:
             traffic = mover.run(
-                running.moves(primitive, device),
+                running.moves(primitive),
                 lambda _: self._find(next((unit for unit in sources if device in unit.devices), None)),
                 lambda _: self._target(primitive.group, goals),
                 running.most_peers(primitive),
@@ -231,15 +237,3 @@ class Transition:
         if self._running is None:
             raise TransitionError(f"device {self._worker.device}: no transition has begun")
         return self._running
-
-
-def fingerprint(flows: Mapping[str, tuple[Flow, ...]]) -> str:
-    """Equal where the same primitives carry the same flows in the same order."""
-    found = hashlib.sha256()
-    for name, entries in flows.items():
-        found.update(name.encode())
-        for flow in entries:
-            first, last = flow.tensors[0].name, flow.tensors[-1].name
-            ends = (flow.start, flow.stop, flow.source, flow.target)
-            found.update(f"{first} {last} {len(flow.tensors)} {ends}".encode())
-    return found.hexdigest()[:16]

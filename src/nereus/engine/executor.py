@@ -29,15 +29,13 @@ from nereus.core import (
     TransitionDAG,
     TransitionError,
 )
-from nereus.engine.apply import fingerprint
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew, explain
 from nereus.engine.digest import digests, marks_of
 from nereus.engine.progress import Progress, Traffic, one_layout, whole
 from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.fit import fit, stored_bytes
-from nereus.transition.flows import Flow
-from nereus.transition.routes import flows_of, goal_units, source_units
+from nereus.transition.routes import fingerprint, goal_units, pair_bytes, source_units
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +43,6 @@ POLL_S = 0.05
 SLOWEST_BYTES_PER_S = 50e6
 """A device that moves bytes more slowly than this is taken for lost."""
 
-Flows = Mapping[str, tuple[Flow, ...]]
-"""Acquiring primitive → who sends what to whom."""
 Reports = Mapping[int, Message]
 """Device → what it answered."""
 Digests = Mapping[tuple[str, Kind], int]
@@ -69,7 +65,7 @@ class TransitionExecutor:
 
     def check(self, dag: TransitionDAG) -> dict[int, int]:
         """Device → peak bytes, from what the ledgers hold now. Raises InfeasibleError before anything moves."""
-        return self._fitted(dag, self._look(dag), self._flows(dag))
+        return self._fitted(dag, self._look(dag), self._traffic(dag))
 
     def execute(self, dag: TransitionDAG) -> Outcome:
         """Go from `dag.start` to `dag.goal`. What failed is in the outcome; its units are those that exist whole.
@@ -81,11 +77,10 @@ class TransitionExecutor:
         if not dag.primitives:
             return Outcome(dag.goal, True, 0.0)
         try:
-            flows, reports = self._flows(dag), self._look(dag)
-            self._fitted(dag, reports, flows)
-            progress.traffic = self._traffic(dag, flows)
+            progress.traffic, reports = self._traffic(dag), self._look(dag)
+            self._fitted(dag, reports, progress.traffic)
             progress.timeout_s = self._timeout_s + _most_bytes(progress.traffic.values()) / SLOWEST_BYTES_PER_S
-            self._begin(progress, flows, _logical(dag, reports))
+            self._begin(progress, _logical(dag, reports))
             before = self._checked(dag)
             self._walk(progress)
             self._verified(dag, before)
@@ -110,10 +105,9 @@ class TransitionExecutor:
                 )
         return reports
 
-    def _fitted(self, dag: TransitionDAG, reports: Reports, flows: Flows) -> dict[int, int]:
+    def _fitted(self, dag: TransitionDAG, reports: Reports, traffic: Mapping[str, Traffic]) -> dict[int, int]:
         """Device → peak bytes, staging buffers included. Raises InfeasibleError."""
         staging: Counter[int] = Counter()  # a device runs one primitive at a time
-        traffic = self._traffic(dag, flows)
         for primitive in dag.primitives:
             schema = self._schemas[primitive.model_stage]
             staging |= staging_bytes(traffic.get(primitive.id, {}), bucket_bytes(schema.tensors, schema.dtypes))
@@ -123,23 +117,16 @@ class TransitionExecutor:
         limits = {d: f["capacity_bytes"] for d, f in told.items() if f["capacity_bytes"] is not None}
         return fit(dag, self._schemas, limits, other)
 
-    def _flows(self, dag: TransitionDAG) -> dict[str, tuple[Flow, ...]]:
-        found: dict[str, tuple[Flow, ...]] = {}
-        for model_stage in _model_stages(dag):
-            found |= flows_of(dag, model_stage, self._schemas[model_stage])
-        return found
-
-    def _traffic(self, dag: TransitionDAG, flows: Flows) -> dict[str, Traffic]:
+    def _traffic(self, dag: TransitionDAG) -> Mapping[str, Traffic]:
         """What each acquiring primitive sends, by pair of devices."""
-        element_bytes = {p.id: self._schemas[p.model_stage].element_bytes for p in dag.primitives}
-        return {name: _pairs(entries, element_bytes[name]) for name, entries in flows.items()}
+        return pair_bytes(dag, {ms: self._schemas[ms] for ms in _model_stages(dag)})
 
-    def _begin(self, progress: Progress, flows: Flows, logical: Mapping[ModelStage, LogicalState]) -> None:
+    def _begin(self, progress: Progress, logical: Mapping[ModelStage, LogicalState]) -> None:
         """One group of all members, the same routes everywhere, and a first byte over every pair that will be used."""
         dag = progress.dag
         self._epoch += 1
         members = sorted(dag.devices)
-        fields = {
+        fields: dict[str, Any] = {
             "dag": dag,
             "schemas": {ms: self._schemas[ms] for ms in _model_stages(dag)},
             "logical": logical,
@@ -148,7 +135,7 @@ class TransitionExecutor:
             "timeout_s": progress.timeout_s,
         }
         replies = self._crew.call(members, Message("transition.begin", fields), self._timeout_s)
-        mine = fingerprint(flows)
+        mine = fingerprint(dag, fields["schemas"])
         for device, reply in replies.items():
             if reply.fields["routes"] != mine:
                 raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
@@ -300,10 +287,3 @@ def _most_bytes(traffic: Iterable[Traffic]) -> int:
             sides.update({("out", source): size, ("in", target): size})
         most = max(most, *sides.values(), 0)
     return most
-
-
-def _pairs(flows: Iterable[Flow], element_bytes: int) -> Traffic:
-    found: Counter[tuple[int, int]] = Counter()
-    for flow in flows:
-        found[flow.source, flow.target] += flow.elements * element_bytes
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Pattern:
             for end in {flow.source, flow.target}:
                 found[end].append(flow)
         return found
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for equal flows in the same order."""
+        found = hashlib.sha256()
+        for flow in self.flows:
+            ends = (flow.start, flow.stop, flow.source, flow.target)
+            found.update(f"{flow.tensors[0].name} {flow.tensors[-1].name} {len(flow.tensors)} {ends}".encode())
+        return found.digest()
 
 
 @dataclass(frozen=True, slots=True)

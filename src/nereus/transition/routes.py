@@ -6,6 +6,7 @@ so it never moves; replicated KV heads and both ends of tied embeddings are owne
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nereus.core import (
@@ -148,6 +149,15 @@ def pair_bytes(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema]) ->
         for primitive, share in zip(group, shares(group, exchange), strict=True):
             found[primitive.id] = {(devices[s], devices[t]): count * each for (s, t), count in share.items()}
     return found
+
+
+def fingerprint(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema]) -> str:
+    """Equal on two ranks exactly when they expand the same flows for the same groups."""
+    found = hashlib.sha256()
+    for group, exchange in exchanges(dag, schemas):
+        found.update(f"{[primitive.id for primitive in group]} {exchange.devices}".encode())
+        found.update(exchange.pattern.digest)
+    return found.hexdigest()[:16]
 
 
 class Carriers:
