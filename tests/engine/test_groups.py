@@ -142,3 +142,30 @@ def test_the_registry_names_what_it_has(store: distributed.TCPStore) -> None:
     registry.drop("a")
     registry.drop("a")
     assert registry.names == ()
+
+
+class Lane:
+    """A process group that only notes what it is given."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, int]] = []
+
+    def send(self, _: list[torch.Tensor], to: int, _tag: int) -> None:
+        self.noted.append(("to", to))
+
+    def recv(self, _: list[torch.Tensor], source: int, _tag: int) -> None:
+        self.noted.append(("from", source))
+
+
+def test_both_directions_of_a_pair_have_a_queue_each_where_there_are_two() -> None:
+    """In one queue, two neighbours that send to each other before they receive would wait for ever."""
+    value = torch.zeros(1)
+    lanes = {}
+    for rank in (1, 2):
+        up, down = lanes[rank] = Lane(), Lane()
+        group = Group("pp", (0, 1, 2, 3), rank, up, down=down)
+        peer = 3 - rank
+        group.isend(value, peer)
+        group.irecv(value, peer)
+    assert (lanes[1][0].noted, lanes[1][1].noted) == ([("to", 2)], [("from", 2)])
+    assert (lanes[2][0].noted, lanes[2][1].noted) == ([("from", 1)], [("to", 1)])

@@ -11,7 +11,7 @@ from tests.support.threads import each_rank
 
 
 def storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def test_what_stays_as_a_contiguous_part_can_be_taken_as_a_view() -> None:

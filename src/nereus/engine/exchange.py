@@ -7,7 +7,8 @@ one contiguous view goes straight from and into the tensor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,6 +67,10 @@ class Exchange:
 
     def run(self, meanwhile: Callable[[], None]) -> None:
         """Send and receive everything; `meanwhile` runs once while messages are under way."""
+        with _beside(self._transport.device):
+            self._run(meanwhile)
+
+    def _run(self, meanwhile: Callable[[], None]) -> None:
         under_way: deque[_Open] = deque()
         waiting: Callable[[], None] | None = meanwhile
         for one, staged in zip(self._rounds, self._staged, strict=True):
@@ -153,6 +158,19 @@ class Exchange:
                 found.append((peer, arena[start : start + message.bytes], message))
                 start += padded(message.bytes)
         return found
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """On CUDA a stream of its own, so that other work on the device goes on; it has ended when this has."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def _pack(buffer: torch.Tensor, message: Message) -> None:

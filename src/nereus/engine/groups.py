@@ -50,14 +50,28 @@ class Handle:
 
 
 class Group:
-    """Some devices that communicate. `members[rank]` is a device id; a group of one communicates with nobody."""
+    """Some devices that communicate. `members[rank]` is a device id; a group of one communicates with nobody.
 
-    def __init__(self, name: str, members: Sequence[int], rank: int, process_group: Any, on_cuda: bool = False) -> None:
+    `down`, where there is one, carries what goes to lower ranks outside of a batch: NCCL puts the transfers of a pair
+    into one queue, where two ranks that send to each other first would wait for ever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Sequence[int],
+        rank: int,
+        process_group: Any,
+        on_cuda: bool = False,
+        down: Any = None,
+    ) -> None:
         self.name = name
         self.on_cuda = on_cuda
         self.members = tuple(members)
         self.rank = rank
         self._process_group = process_group
+        self._down = down
+        self._batching = False
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._pending: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -107,7 +121,7 @@ class Group:
         self._sent[to] += 1
         what = f"send to {self._named(to)}"
         with self.errors(what):
-            return self._track(self._live().send([as_bytes(tensor)], to, tag), what)
+            return self._track(self._lane(self.rank, to).send([as_bytes(tensor)], to, tag), what)
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         """Start to receive."""
@@ -116,7 +130,7 @@ class Group:
         self._received[source] += 1
         what = f"receive from {self._named(source)}"
         with self.errors(what):
-            return self._track(self._live().recv([as_bytes(tensor)], source, tag), what)
+            return self._track(self._lane(source, self.rank).recv([as_bytes(tensor)], source, tag), what)
 
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Post every (rank, tensor), then wait for all. Empty tensors do not travel."""
@@ -144,7 +158,7 @@ class Group:
         """Close the sockets; peers that wait on this member raise within milliseconds."""
         for handle in tuple(self._pending):
             handle.release()
-        self._process_group = None
+        self._process_group = self._down = None
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
@@ -166,7 +180,11 @@ class Group:
         where = (example.device,) if isinstance(live, distributed.ProcessGroup) else ()
         with self.errors("exchange"):
             live._start_coalescing(*where)
-        yield batch
+        self._batching = True
+        try:
+            yield batch
+        finally:
+            self._batching = False
         with self.errors("exchange"):
             batch.append(self._track(live._end_coalescing(*where), "exchange"))
 
@@ -179,6 +197,11 @@ class Group:
         handle = Handle(self, work, what)
         self._pending.add(handle)
         return handle
+
+    def _lane(self, source: int, target: int) -> Any:
+        """What carries a transfer: both of its ranks choose alike."""
+        live = self._live()
+        return live if self._down is None or self._batching or source < target else self._down
 
     def _live(self) -> Any:
         if self._process_group is None:
@@ -219,13 +242,15 @@ class GroupRegistry:
         if name in self._groups:
             raise TransportError(f"group {name} exists already")
         rank = list(members).index(self._device)
-        process_group = None
+        process_group = down = None
         if len(members) > 1:
             try:
                 process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members))
+                if self._cuda:
+                    down = self._connect(distributed.PrefixStore(f"{name}/down", self._store), rank, len(members))
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
-        group = self._groups[name] = Group(name, members, rank, process_group, self._cuda)
+        group = self._groups[name] = Group(name, members, rank, process_group, self._cuda, down)
         return group
 
     def get(self, name: str) -> Group:
