@@ -30,9 +30,9 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
     {
         # Optimizer state goes to new pageable memory (megatron_policy_worker.py: `v.to("cpu")`) and back: published
         # refits of Qwen3-30B-A3B and 235B-A22B (NVIDIA-NeMo/RL#3294: all but the transfer 10 and 23 s, for 23 and 44 GB
-        # a device in the recipes of 16 and 64) give 2.1 GB/s there; the way back, without page faults, is taken as
-        # 8 GB/s. Every rank gathers every tensor: 0.1 to 0.2 ms for each beside its bytes (#1379: 5.5 s for 235B, 14 s
-        # for DeepSeek-V3; #3294: 3.0 and 7.3 s for 30B and 235B).
+        # a device in the recipes of 16 and 64) give 2.1 GB/s there. The way back, without page faults, is assumed to
+        # reach 8 GB/s; steps of large models depend much on it. Every rank gathers every tensor: 0.1 to 0.2 ms for each
+        # beside its bytes (#1379: 5.5 s for 235B, 14 s for DeepSeek-V3; #3294: 3.0 and 7.3 s for 30B and 235B).
         "nemo-rl": Habits(
             3.3e9,
             MappingProxyType({"sync.whole": 1.0, "sync.tensor_s": 1.6e-4}),
