@@ -16,17 +16,22 @@ def bound_bytes(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: 
 
 
 def _devices(locals_: Sequence[LocalDAG]) -> float:
-    """A device takes part in one group of each model-stage that builds on it, one after another."""
+    """A device takes part in one group at a time: those that build on it, and as long as all bytes need to be sent."""
     taken: dict[int, float] = defaultdict(float)
+    sent, devices = 0, set[int]()
     for local in locals_:
         senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
         senders += sum(len(build.acquires) for build in local.builds)
+        for unit in (*local.kept, *local.left):
+            devices.update(unit.devices)
         for build in local.builds:
+            devices.update(build.acquires)
+            sent += 0 if build.sources else build.moved_bytes
             if build.received_bytes:
                 lasts = max(float(build.received_bytes), build.moved_bytes / senders)
                 for device in build.acquires:
                     taken[device] += lasts
-    return max(taken.values(), default=0.0)
+    return max(max(taken.values(), default=0.0), (sum(taken.values()) + sent) / max(1, len(devices)))
 
 
 def _doubling(local: LocalDAG) -> float:

@@ -56,12 +56,9 @@ def connect(
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
-    roomy = [_uncrowded(local, start, goal, schemas, memory, site) for local in locals_] if capacity else locals_
+    roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if capacity else locals_
     try:
-        try:
-            dag = schedule(start, goal, roomy, memory, site)
-        except BlockedError:
-            dag = schedule(start, goal, locals_, memory, site)
+        dag = schedule(start, goal, [locals_] if roomy == locals_ else [locals_, roomy], memory, site)
     except BlockedError as blocked:
         dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
     if capacity:
@@ -92,22 +89,40 @@ def _searched(
         for ms in (local.model_stage for local in locals_)
     ]
     waited_for = {} if found.lead.offloaded else memory.capacity  # what is staged waits for no copy
-    return schedule(*ends, again, memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for))
+    return schedule(*ends, [again], memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for))
 
 
 def _uncrowded(
-    local: LocalDAG, start: EMUSet, goal: EMUSet, schemas: Mapping[ModelStage, StateSchema], memory: Memory, site: Site
-) -> LocalDAG:
+    locals_: Sequence[LocalDAG],
+    start: EMUSet,
+    goal: EMUSet,
+    schemas: Mapping[ModelStage, StateSchema],
+    memory: Memory,
+    site: Site,
+) -> list[LocalDAG]:
     """The same without taking over storage of units that leave no room beside them for what is built from them."""
-    ms, crowded = local.model_stage, dict[EMU, None]()
-    stored = {d: (u, b) for u in local.left for d, b in zip(u.devices, local.pricing.stored(u.layout), strict=True)}
-    for build in local.builds:
-        for device, wanted in build.acquires.items() if build.sources else ():
-            if device in stored and device in memory.capacity:
-                unit, old = stored[device]
-                if old + wanted + memory.other.get(device, 0) + memory.buffer_bytes > memory.capacity[device]:
+    stays = dict(memory.used)
+    held: list[dict[int, tuple[EMU, int]]] = []
+    for local in locals_:
+        held.append({})
+        for unit in local.left:
+            stored = local.pricing.stored(unit.layout)
+            held[-1].update(zip(unit.devices, ((unit, size) for size in stored), strict=True))
+            for device, size in zip(unit.devices, stored, strict=True):
+                stays[device] -= size
+    found: list[LocalDAG] = []
+    for local, old in zip(locals_, held, strict=True):
+        crowded: dict[EMU, None] = {}
+        for build in local.builds:
+            for device in build.acquires.keys() & old.keys() & memory.capacity.keys() if build.sources else ():
+                unit, size = old[device]
+                level = stays[device] + size + build.acquires[device] + memory.buffer_bytes
+                if build.acquires[device] and level > memory.capacity[device]:
                     crowded[unit] = None
-    return decompose(start.of(ms), goal.of(ms), schemas[ms], crowded, site.node_of) if crowded else local
+        ms = local.model_stage
+        again = decompose(start.of(ms), goal.of(ms), schemas[ms], crowded, site.node_of) if crowded else local
+        found.append(again)
+    return found
 
 
 def _far(links: Mapping[str, Link] | None) -> float:

@@ -68,6 +68,8 @@ class Part:
         """The first group that committed."""
         self.queue: list[tuple[int, int, Build]] = []
         """Groups without fixed sources that could start, a heap."""
+        self.shy: list[Build] = []
+        """Groups without fixed sources that have no room before units of the same model-stage leave."""
         self._site = site
         self._coming: dict[int, float] = {}
         """Node → when a unit on it becomes free next."""
@@ -124,6 +126,15 @@ class Part:
             holder.queued = False
             if not holder.gone:
                 return holder
+
+    def has_another(self, holder: Holder, busy: Set[int]) -> bool:
+        """Whether another unit than `holder` can be read now."""
+        return any(
+            other is not holder and not other.gone and busy.isdisjoint(other.unit.devices)
+            for idle in self._idle
+            for holders in idle.values()
+            for other in holders
+        )
 
     def idle_units(self) -> int:
         """Units believed to be free."""

@@ -21,11 +21,13 @@ from nereus.transition.room import Room, Step
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Groups start in stage order, or the `longest_first`. A unit whose memory is waited for leaves as soon as there is
-    another copy; if `patient`, not before it has been read once, where there is something to be read it for.
+    another copy; if `patient`, not before it has been read once, where there is something to be read it for. One that
+    makes room for its own model-stage leaves when another can be read at once; if `eager`, when another is there.
     """
 
     longest_first: bool = False
     patient: bool = False
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,10 @@ class Run:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
                     self._commit(*heappop(self._running))
-            elif not self._give_up_a_source():
+            elif not self._give_up_sources():
                 waiting = [build for builds in self._short.values() for build in builds]
-                waiting.extend(entry[2] for part in self._parts.values() for entry in part.queue)
+                for part in self._parts.values():
+                    waiting.extend((*part.shy, *(entry[2] for entry in part.queue)))
                 if not waiting:
                     return None
                 return Stuck(waiting[0], self._room.short(waiting[0]))
@@ -142,6 +145,9 @@ class Run:
     def _serve(self, part: Part) -> None:
         """Start groups that may read any unit, as long as there are units to read."""
         waiting: list[Build] = []
+        for build in part.shy:
+            heappush(part.queue, self._entry(build))
+        part.shy = []
         while part.queue:
             build = heappop(part.queue)[2]
             if not self._can_start(build, build.acquires.keys()):
@@ -197,7 +203,14 @@ class Run:
             self._dismiss([holder for device in short for holder in self._leaving.get(device, ())], build)
             short = self._room.short(build)
         if short:
-            self._short.setdefault(next(iter(short)), []).append(build)
+            part = self._part(build)
+            own = any(
+                holder.unit in part.holders for holder in self._leaving.get(next(iter(short)), ()) if not holder.gone
+            )
+            if own and not build.sources:
+                part.shy.append(build)
+            else:
+                self._short.setdefault(next(iter(short)), []).append(build)
             return False
         if not self._busy.isdisjoint(devices):
             self._resting[next(device for device in devices if device in self._busy)].append(build)
@@ -205,7 +218,10 @@ class Run:
         return True
 
     def _try(self, build: Build) -> None:
-        """Start a group that reads certain units."""
+        """Start a group that reads certain units; it may have lost all of them since it was queued."""
+        if not build.sources:
+            self._queue(build)
+            return
         sources = tuple(self._part(build).holders[unit] for unit in build.sources)
         if self._can_start(build, build.acquires.keys() | {d for holder in sources for d in holder.unit.devices}):
             self._start(build, sources)
@@ -266,23 +282,40 @@ class Run:
         """Whether a unit that new replicas could still be read from leaves for its memory."""
         if wanted is None and self._short.keys().isdisjoint(holder.unit.devices):
             return False
-        own = wanted is not None and self._part(wanted) is part
-        return own or not self._rule.patient or bool(holder.groups)
+        if wanted is not None and self._part(wanted) is part:  # what leaves is not read any more: another must be
+            return self._rule.eager or part.has_another(holder, self._busy)
+        return not self._rule.patient or bool(holder.groups)
 
-    def _give_up_a_source(self) -> bool:
-        """When nothing can start: a unit that groups wait to read leaves, the one that frees most where it is short."""
+    def _give_up_sources(self) -> bool:
+        """When nothing can start: units that groups wait to read leave, those that free most where it is short.
+
+        Of each model-stage at most half of its units, at least one: what is built instead has to be read somewhere.
+        """
+        waiting = [*self._short.values(), *(part.shy for part in self._parts.values())]
+        builds = sorted({b.index: b for builds in waiting for b in builds}.values(), key=self._entry)
+        left = {id(part): max(1, part.alive // 2) for part in self._parts.values()}
+        dropped = False
+        for build in builds:
+            holder = self._most_useful(self._room.short(build), left)
+            if holder is not None:
+                left[id(self._parts[holder.unit.model_stage])] -= 1
+                self._drop(holder)
+                dropped = True
+                if self._rule.eager:
+                    break
+        return dropped
+
+    def _most_useful(self, short: Mapping[int, int], left: Mapping[int, int]) -> Holder | None:
+        """The unit whose Destroy frees most of what is `short`, of model-stages that have another and some `left`."""
         best: tuple[int, Holder] | None = None
-        for build in sorted({b.index: b for w in self._short.values() for b in w}.values(), key=self._entry):
-            short = self._room.short(build)
-            for holder in dict.fromkeys(h for device in short for h in self._leaving.get(device, ()) if not h.gone):
+        for holder in dict.fromkeys(h for device in short for h in self._leaving.get(device, ()) if not h.gone):
+            part = self._parts[holder.unit.model_stage]
+            if part.alive > 1 and left[id(part)] > 0:
                 releases = self._releases(holder, drop=True)
                 gain = sum(min(releases.get(device, 0), over) for device, over in short.items())
-                if self._parts[holder.unit.model_stage].alive > 1 and gain and (best is None or gain > best[0]):
+                if gain and (best is None or gain > best[0]):
                     best = (gain, holder)
-            if best is not None:
-                self._drop(best[1])
-                return True
-        return False
+        return None if best is None else best[1]
 
     def _drop(self, holder: Holder) -> None:
         """No group that has not started reads the unit any more, and it leaves."""
@@ -331,3 +364,6 @@ class Run:
         for device in self._short.keys() & step.releases.keys():
             for build in self._short.pop(device):
                 self._queue(build)
+        part = self._parts[step.holder.unit.model_stage] if step.holder is not None else None
+        if part is not None and part.shy:
+            self._hungry[id(part)] = part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from nereus.core import (
     EMU,
@@ -24,7 +25,7 @@ from nereus.transition.room import Room, Step
 from nereus.transition.run import Rule, Run, Stuck
 from nereus.transition.steps import primitives
 
-RULES = (Rule(), Rule(patient=True), Rule(longest_first=True), Rule(longest_first=True, patient=True))
+RULES = (Rule(), Rule(patient=True), Rule(longest_first=True), Rule(eager=True))
 """Tried in turn until one meets the lower bound; the shortest order wins."""
 TRIED_GROUPS = 400
 """Beyond so many commit groups in all, no further rule is tried: planning time grows with both."""
@@ -61,32 +62,35 @@ class Memory:
 def schedule(
     start: EMUSet,
     goal: EMUSet,
-    locals_: Sequence[LocalDAG],
+    ways: Sequence[Sequence[LocalDAG]],
     memory: Memory,
     site: Site | None = None,
     lead: Lead | None = None,
     least: float | None = None,
 ) -> TransitionDAG:
-    """The global DAG, its primitives in execution order, the shortest found, and `least` that any order takes.
+    """The global DAG, its primitives in execution order, and `least`, which any order takes.
 
-    Release before acquire, then stage order; an acquisition that fits only after a Destroy or Offload gets an edge
-    from it. Raises BlockedError when that leads to a dead end, which does not mean that there is no order.
+    Of `ways` to decompose, the one with the shortest order found. Release before acquire, then stage order; an
+    acquisition that fits only after a Destroy or Offload gets an edge from it. Raises BlockedError when all ends in
+    dead ends, which does not mean that there is no order.
     """
     site = site or Site()
-    least = bound_bytes(locals_, memory.used, memory.capacity) if least is None else least
+    least = bound_bytes(ways[0], memory.used, memory.capacity) if least is None else least
     best: Run | None = None
+    blocked: BlockedError | None = None
     budget = TRIED_GROUPS
-    for rule in RULES:
+    for rule, locals_ in product(RULES, ways):
+        if best is not None and (budget <= 0 or best.span_bytes <= least):
+            break
         tried = _attempt(locals_, memory, site, rule, lead)
+        budget -= sum(len(local.builds) for local in locals_)
         if isinstance(tried, BlockedError):
-            if best is None and rule is RULES[-1]:
-                raise tried
+            blocked = tried if tried.short_bytes or blocked is None else blocked
         elif best is None or tried.span_bytes < best.span_bytes:
             best = tried
-        budget -= sum(len(local.builds) for local in locals_)
-        if best is not None and (budget < 0 or best.span_bytes <= least):
-            break
-    assert best is not None
+    if best is None:
+        assert blocked is not None
+        raise blocked
     return _dag(start, goal, best, round(least))
 
 
