@@ -27,6 +27,10 @@ BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
 os.environ |= {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "TORCH_EXTENSIONS_DIR": str(BUILD / "extensions")}
 os.environ["PATH"] = f"{BUILD / 'bin'}:{os.environ['PATH']}"  # where its compiler driver is
 
+import deepspeed  # noqa: E402  (reads the environment)
+from deepspeed.checkpoint import ds_to_universal  # noqa: E402
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # noqa: E402
+
 SELF = "benchmarks.baselines.deepspeed_universal"
 TAG, UNIVERSAL = "t", "t_universal"
 WORKERS = 2
@@ -53,12 +57,9 @@ class Side:
 
     def once(self) -> dict[str, Any]:
         """Save, convert, load: each from the moment when all its ranks are ready."""
-        from deepspeed.checkpoint.ds_to_universal import main
-
-        shutil.rmtree(self.folder, ignore_errors=True)
         save = self.saving.once()
         began_s = time.perf_counter()
-        main(
+        ds_to_universal.main(
             SimpleNamespace(
                 input_folder=str(self.folder / TAG),
                 output_folder=str(self.folder / UNIVERSAL),
@@ -77,6 +78,10 @@ class Side:
     def wrong(self) -> list[str]:
         """Of the target."""
         return self.loading.wrong()
+
+    def rest(self) -> None:
+        """Its files go."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """End both sets of ranks."""
@@ -150,8 +155,6 @@ class _Engine:
 
     def __init__(self, rank: int, scenario: Scenario, tp: int, universal: bool) -> None:
         logging.disable(logging.WARNING)
-        import deepspeed
-
         self.scenario, self.tp, self.tp_rank = scenario, tp, rank % tp
         self.folder = Path(tempfile.gettempdir()) / "universal"
         model = Model(scenario, tp, self.tp_rank)
@@ -199,8 +202,6 @@ class Load(_Engine):
 
     def wrong(self) -> list[str]:
         """Parameters and moments that differ by more than rounding."""
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
         found = []
         for name, part in self.engine.module.named_parameters():
             tensor = self.engine.module.cuts[name]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
 from torch import distributed
 
 from benchmarks.transitions.scenario import Scenario
@@ -32,19 +34,19 @@ class Work:
             key: torch.full_like(part, -1.0) for key, part in filled(scenario.size, scenario.target, rank).items()
         }
         self.loaded: dict[str, Any] = {}
+        self.reset()
 
     def reset(self) -> None:
         """An empty folder."""
+        self.loaded = {}
         distributed.barrier()
         if self.rank == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
+            self.folder.mkdir(exist_ok=True)
         distributed.barrier()
 
     def run(self) -> None:
         """Save, then load."""
-        from megatron.core import dist_checkpointing
-
         source, target = (self._sharded(units, state) for units, state in self._sides())
         dist_checkpointing.save(source, str(self.folder), validate_access_integrity=True)
         self.loaded = dist_checkpointing.load(target, str(self.folder), validate_access_integrity=True)
@@ -60,8 +62,6 @@ class Work:
         return (self.scenario.source, self.source), (self.scenario.target, self.empty)
 
     def _sharded(self, units: Units, state: State) -> dict[str, Any]:
-        from megatron.core.dist_checkpointing import ShardedTensor
-
         at = units.at(self.rank)
         if at is None:
             return {}

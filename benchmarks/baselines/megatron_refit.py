@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from megatron.core.resharding import build_centralized_reshard_plan, execute_reshard_plan
 from torch import distributed
 
 from benchmarks.transitions.scenario import Scenario
@@ -50,8 +51,6 @@ class Work:
     """Two models with memory of their own; the plan is made before the clock starts."""
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
-        from megatron.core.resharding import build_centralized_reshard_plan
-
         self.rank, self.scenario = rank, scenario
         self.before = _module(scenario, scenario.source, filled(scenario.size, scenario.source, rank), rank)
         empty = {key: torch.full_like(part, -1.0) for key, part in filled(scenario.size, scenario.target, rank).items()}
@@ -63,8 +62,6 @@ class Work:
 
     def run(self) -> None:
         """Its executor, over the service."""
-        from megatron.core.resharding import execute_reshard_plan
-
         execute_reshard_plan(self.plan, self.before, self.after, Service())
 
     def wrong(self) -> list[str]:

@@ -78,6 +78,10 @@ class Side:
             found += wrong(state, self.scenario.size, self.scenario.target, rank)
         return found
 
+    def rest(self) -> None:
+        """The server goes, with all that it stores."""
+        self._stop()
+
     def close(self) -> None:
         """End the server and remove the files."""
         self._stop()
@@ -103,6 +107,7 @@ class Side:
             self.server.kill()
             self.server.wait()
             self.log.close()
+            self.server = None
 
     def _command(self, rank: int) -> list[str]:
         size, source, target = self.scenario.size, self.scenario.source, self.scenario.target

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
+from torchft.checkpointing.pg_transport import PGTransport
 
 from benchmarks.transitions.scenario import Scenario
 from benchmarks.transitions.state import State, filled, wrong
@@ -20,8 +21,6 @@ class Work:
     """The target's tensors exist before the clock starts and are received into."""
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
-        from torchft.checkpointing.pg_transport import PGTransport
-
         self.rank, self.scenario, self.placed = rank, scenario, scenario.placed
         pairs = sorted((source, target) for target, source in scenario.copies().items())
         self.to = [target for source, target in pairs if source == rank]

@@ -49,7 +49,6 @@ class Work:
         distributed.barrier()
         if self.rank == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
-        distributed.barrier()
 
     def run(self) -> None:
         """Save, then load."""

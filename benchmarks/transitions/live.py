@@ -129,12 +129,9 @@ class Side:
         self.goal = place(self.start, Plan((Assignment(candidate, target.devices),)), self.schemas)
         self.executor = TransitionExecutor(self.crew, self.schemas, WAIT_S)
         self.there, self.back = self._dag(self.start, self.goal), self._dag(self.goal, self.start)
-        self.now = self.start
 
     def once(self) -> dict[str, Any]:
         """One transition."""
-        if self.now != self.start:
-            self._go(self.back)
         self.crew.call(self.devices, Message("bench.meter"), WAIT_S)
         began_s = time.perf_counter()
         outcome = self._go(self.there)
@@ -159,6 +156,10 @@ class Side:
         held = {device for device, reply in replies.items() if reply.fields["units"]}
         return [*found, *(f"device {device} holds nothing" for device in sorted(self.goal.devices - held))]
 
+    def rest(self) -> None:
+        """Back to the source."""
+        self._go(self.back)
+
     def close(self) -> None:
         """End the workers."""
         self.crew.close()
@@ -167,7 +168,6 @@ class Side:
         outcome = self.executor.execute(dag)
         if outcome.error is not None:
             raise RuntimeError(outcome.error)
-        self.now = outcome.units
         return outcome
 
     def _dag(self, start: EMUSet, goal: EMUSet) -> TransitionDAG:

@@ -3,7 +3,8 @@
     python -m benchmarks.transitions.ranks MODULE:CLASS SCENARIO-JSON
 
 The class is a `Work`, one for each rank, or a `Side` that starts its processes itself. After "run" a side answers with
-one JSON line: seconds (slowest rank), bytes that its processes wrote to sockets and files, extra memory by rank.
+one JSON line: seconds (slowest rank), bytes that its processes wrote to sockets and files, extra memory by rank;
+"wrong" lists what differs, "rest" lets go of what the target took.
 Needs torch alone. No process outlives the one that started it.
 """
 
@@ -40,7 +41,7 @@ class Work(Protocol):
     def __init__(self, rank: int, scenario: Scenario) -> None: ...
 
     def reset(self) -> None:
-        """As before the first run: the source is there, nothing of the target."""
+        """As before the first run: the source is there; what the target took is let go of."""
         ...
 
     def run(self) -> None:
@@ -63,6 +64,10 @@ class Side(Protocol):
 
     def wrong(self) -> list[str]:
         """What of the target differs, after a run."""
+        ...
+
+    def rest(self) -> None:
+        """As before the first run, while others have their turn."""
         ...
 
     def close(self) -> None:
@@ -101,7 +106,6 @@ class Ranks:
 
     def once(self) -> dict[str, Any]:
         """One run on all ranks."""
-        self.call("reset")
         answers = self.call("run")
         return {
             "seconds": max(answer["seconds"] for answer in answers),
@@ -112,6 +116,10 @@ class Ranks:
     def wrong(self) -> list[str]:
         """What differs on any rank."""
         return [f"rank {rank}: {name}" for rank, names in enumerate(self.call("wrong")) for name in names]
+
+    def rest(self) -> None:
+        """Each rank lets go of its target."""
+        self.call("reset")
 
     def close(self) -> None:
         """End every rank."""
@@ -217,7 +225,14 @@ def main(arguments: Sequence[str]) -> None:
         side = kind(scenario) if hasattr(kind, "once") else Ranks(arguments[0], scenario, scenario.devices)
         answer(ready=True)
         for line in sys.stdin:
-            answer(**(side.once() if line.strip() == "run" else {"wrong": side.wrong()}))
+            match line.strip():
+                case "run":
+                    answer(**side.once())
+                case "wrong":
+                    answer(wrong=side.wrong())
+                case _:
+                    side.rest()
+                    answer()
     except Exception as error:
         sys.excepthook(*sys.exc_info())
         answer(error=f"{type(error).__name__}: {error}".splitlines()[0][:300])

@@ -34,8 +34,8 @@ def run(quick: bool = False) -> list[Result]:
     scenario = Scenario("TP2,PP2 -> TP4", SIZES["tiny" if quick else "full"], units(2, 2, 1), units(4, 1, 1))
     if quick:
         return lines(compare((EXECUTOR, DIRECT), scenario, 1), scenario)
-    fast = compare((*OURS, DIRECT, REFIT, DCP, RESTART), scenario, RUNS + 2)
-    slow = compare((EXECUTOR, MEGATRON, DEEPSPEED, TENPLEX), scenario, RUNS)
+    fast = compare((*OURS, DIRECT, REFIT, DCP), scenario, RUNS + 2)
+    slow = compare((EXECUTOR, MEGATRON, DEEPSPEED, TENPLEX, RESTART), scenario, RUNS)
     compared = [
         faster_at_least(1.25, EXECUTOR, REFIT, fast),
         faster_at_least(3, EXECUTOR, DCP, fast),

@@ -47,5 +47,8 @@ class Side:
         """It moves nothing."""
         return []
 
+    def rest(self) -> None:
+        """Nothing is held."""
+
     def close(self) -> None:
         """Nothing is left."""

@@ -183,6 +183,7 @@ def _turn(running: Running, measured: Measured, round_: int) -> None:
             answer = running.ask("run", RUN_S)
             measured.answers.append(answer)
             measured.seconds.append(answer["seconds"])
+        running.ask("rest", RUN_S)
     except RuntimeError as error:
         measured.reason = str(error)
 
@@ -192,7 +193,7 @@ def _resident_bytes(sides: Sequence[Side], scenario: Scenario) -> int:
     source = scenario.size.bytes * len(scenario.source.devices)
     target = scenario.size.bytes * len(scenario.target.devices)
     overhead = 300_000_000 + 60_000_000 * scenario.devices  # libraries that are loaded, by side
-    return sum(source + overhead + target * side.keeps_target for side in sides) + 2 * target
+    return sum(source + overhead + target * side.keeps_target for side in sides) + target
 
 
 def free_bytes() -> int:
