@@ -25,6 +25,7 @@ from nereus.core.sizes import show_bytes, show_seconds
 from nereus.planning.judge import Scored
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
+from nereus.planning.tight import surely
 
 MOST_DEVICES = 16_384
 MOST_TIMES = 16
@@ -212,7 +213,10 @@ def _shorter(problem: Problem) -> Iterator[Advice]:
         words = f"responses capped at {tokens:,} tokens instead of {limit:,}"
         return _Change("response", words, replace(problem, workload=capped(problem.workload, tokens)))
 
-    steps = _last(lambda count: _best(change(count).problem) is not None, limit // size - (limit % size == 0))
+    most = limit // size - (limit % size == 0)
+    steps = _last(lambda count: surely(change(count).problem), most)
+    while steps < most and _best(change(steps + 1).problem) is not None:
+        steps += 1
     if steps:
         yield from _tried((change(steps),))
 
@@ -222,13 +226,15 @@ def _larger_pool(problem: Problem) -> Iterator[Advice]:
     have, unit = len(problem.cluster.devices), _unit(problem.cluster)
     times = min(MOST_TIMES, MOST_DEVICES // have)
     whole = grown(problem.cluster, max(times, 1))
-    if times < 2 or _best(replace(problem, cluster=whole)) is None:
+    if times < 2 or not surely(replace(problem, cluster=whole)):
         return
     lower, upper = have // unit, len(whole.devices) // unit
     while upper - lower > 1:
         middle = (lower + upper) // 2
-        fits = _best(replace(problem, cluster=_front(whole, middle * unit))) is not None
+        fits = surely(replace(problem, cluster=_front(whole, middle * unit)))
         lower, upper = (lower, middle) if fits else (middle, upper)
+    while upper - 1 > have // unit and _best(replace(problem, cluster=_front(whole, (upper - 1) * unit))) is not None:
+        upper -= 1
     cluster = _front(whole, upper * unit)
     words = f"{len(cluster.devices)} devices instead of {have}"
     yield from _tried((_Change("devices", words, replace(problem, cluster=cluster)),))

@@ -51,5 +51,10 @@ def tight(problem: Problem, model: StepModel, everything: Choices, k: int, below
     return plans
 
 
+def surely(problem: Problem) -> bool:
+    """Whether a plan fits even if the fullest pp ranks of its model-stages lie on one device, by bytes alone."""
+    return could_fit(list(Choices(problem, problem.model()).arrangements()))
+
+
 def _fastest_s(problem: Problem, arrangements: Sequence[Arrangement]) -> float:
     return min((each.step_s for each in fastest(arrangements, problem.workflow, 1).found.values()), default=np.inf)
