@@ -192,6 +192,19 @@ def test_a_micro_batch_above_the_share_is_refused() -> None:
         check_pins(exact(64, 64, 32, Pin(dp=32, micro_batch=16)))
 
 
+def test_replicas_micro_batch_and_accumulation_make_the_batch() -> None:
+    """L05: a global batch of 24 as 2 x 3 x 4 and as 4 x 3 x 2; 5 replicas and micro-batches of 5 are refused."""
+    for dp, accumulation in ((2, 4), (4, 2)):
+        asked = exact(24, 24, 8, Pin(tp=1, pp=1, dp=dp, micro_batch=3))
+        check_pins(asked)
+        (found,) = {s.plan.of(ACTOR).candidate for s in search(asked).best}
+        assert found.dp * found.micro_batch * accumulation == 24
+    with pytest.raises(SettingsError, match=r"dp pinned to 5.*24 sequences: the nearest valid DP are 4 and 6"):
+        check_pins(exact(24, 24, 8, Pin(dp=5)))
+    with pytest.raises(SettingsError, match=r"micro_batch pinned to 5.*12 sequences at dp 2.*are 4 and 6"):
+        check_pins(exact(24, 24, 8, Pin(dp=2, micro_batch=5)))
+
+
 def test_a_mini_batch_smaller_than_its_replicas_is_refused() -> None:
     """verl PR#552: mini 4, n 1, dp 8 became a mini-batch of 0 and an endless loop."""
     with pytest.raises(SettingsError, match=r"dp pinned to 8.*4 sequences.*DP 1 to 4"):

@@ -91,6 +91,14 @@ def test_pins_reach_the_planner(tmp_path: Path) -> None:
     assert (config.capabilities.tp, pin.tp, pin.devices, pin.pp) == ((1, 2), 2, (0, 1), None)
 
 
+def test_a_host_may_need_equal_shares(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    assert made(path).capabilities.uneven_shares
+    assert not made(path, "plan.batch=exact").capabilities.uneven_shares
+    with pytest.raises(SettingsError, match=r"shares must be equal.*the nearest valid DP are 2 and 4"):
+        made(path, "plan.batch=exact", "plan.pin={actor/training: {dp: 3}}", "cluster.devices=4")
+
+
 def test_a_trace_makes_devices_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "pool.csv").write_text("step,devices\n0,1\n2,3\n")
     pool = {"use": "local", "devices": 3, "capacity": "1 GiB", "speed": 0.1}

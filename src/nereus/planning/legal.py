@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from nereus.core import ModelSpec, ModelStage, Pin, SettingsError, Work
+from nereus.core import ModelSpec, ModelStage, Pin, SettingsError, Stage, Work
 from nereus.cost.memory import share
 from nereus.cost.state import family_of
 from nereus.planning.problem import Problem
@@ -64,16 +64,34 @@ def _check_shares(problem: Problem, model_stage: ModelStage, pin: Pin) -> None:
         raise SettingsError(
             f"plan: {model_stage} has dp pinned to {pin.dp}, but {part} has {whole} sequences: valid DP 1 to {whole}"
         )
-    if pin.dp is not None and whole % pin.dp and not problem.capabilities.uneven_shares:
-        divisors = [dp for dp in range(1, whole + 1) if whole % dp == 0]
-        nearest = (max(dp for dp in divisors if dp < pin.dp), min(dp for dp in divisors if dp > pin.dp))
-        raise SettingsError(
-            f"plan: {model_stage} has dp pinned to {pin.dp}, but shares must be equal and {part} has {whole} sequences"
-            f": the nearest valid DP are {nearest[0]} and {nearest[1]}"
-        )
     largest = share(work, problem.workload, pin.dp or 1)
     if pin.micro_batch is not None and pin.micro_batch > largest:
         raise SettingsError(
             f"plan: {model_stage} has micro_batch pinned to {pin.micro_batch}, but the largest share "
             f"is {largest} sequences at dp {pin.dp or 1}: valid micro-batches 1 to {largest}"
         )
+    if not problem.capabilities.uneven_shares:
+        _check_even(problem, model_stage, pin, whole // (pin.dp or 1))
+
+
+def _check_even(problem: Problem, model_stage: ModelStage, pin: Pin, share_size: int) -> None:
+    """Replicas x micro-batch x accumulation must be the mini-batch, which divides the batch."""
+    whole, dp = problem.workload.mini_batch, pin.dp or 1
+    if whole % dp:
+        raise SettingsError(
+            f"plan: {model_stage} has dp pinned to {dp}, but shares must be equal and a mini-batch has {whole} "
+            f"sequences: the nearest valid DP are {_nearest(whole, dp)}"
+        )
+    size = pin.micro_batch or 1
+    if model_stage.stage is not Stage.GENERATION and share_size % size:
+        raise SettingsError(
+            f"plan: {model_stage} has micro_batch pinned to {size}, but micro-batches must be equal and a share is "
+            f"{share_size} sequences at dp {dp}: the nearest valid micro-batches are {_nearest(share_size, size)}"
+        )
+
+
+def _nearest(whole: int, value: int) -> str:
+    """The divisors of `whole` next to a value that is none."""
+    divisors = [each for each in range(1, whole + 1) if whole % each == 0]
+    below, above = max(each for each in divisors if each < value), [each for each in divisors if each > value]
+    return f"{below} and {min(above)}" if above else str(below)

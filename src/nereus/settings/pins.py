@@ -21,7 +21,12 @@ def capabilities(settings: Settings, flow: Workflow) -> Capabilities:
         pins[model_stage] = Pin(**section.model_dump())
     _check_choices(settings, flow, pins)
     return Capabilities(
-        tp=plan.tp, pp=plan.pp, micro_batches=plan.micro_batches, recompute=tuple(plan.recompute), pins=pins
+        tp=plan.tp,
+        pp=plan.pp,
+        micro_batches=plan.micro_batches,
+        recompute=tuple(plan.recompute),
+        uneven_shares=plan.batch != "exact",
+        pins=pins,
     )
 
 

@@ -165,6 +165,8 @@ class PlanSection(Section):
     pp: tuple[PositiveInt, ...] = ()
     micro_batches: tuple[PositiveInt, ...] = ()
     recompute: Annotated[tuple[Literal["none", "full"], ...], Field(min_length=1)] = ("none", "full")
+    batch: Literal["any", "exact"] = "any"
+    """`exact`: replicas x micro-batch x accumulation is the mini-batch, for hosts that need equal shares."""
     pin: dict[str, PinSection] = {}
 
 
