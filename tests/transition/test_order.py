@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from math import ceil, log2
 
 import pytest
@@ -213,6 +215,46 @@ def test_nodes_and_links_change_the_order_and_not_the_end(seed: int, ratio: floa
         assert dag.bound_bytes <= dag.span_bytes
         execute(dag, SCHEMAS, world)
         assert_holds(world, dag.goal, SCHEMAS)
+
+
+def another_order(dag: TransitionDAG, rng: random.Random) -> TransitionDAG:
+    """The same primitives in a random order that the edges allow; those of one group stay in theirs."""
+    before, left, order = dag.predecessors(), list(dag.primitives), []
+    for steps in dag.groups.values():
+        for earlier, later in pairwise(steps):
+            before[later.id].add(earlier.id)
+    done: set[str] = set()
+    while left:
+        step = rng.choice([step for step in left if before[step.id] <= done])
+        left.remove(step)
+        order.append(step)
+        done.add(step.id)
+    return replace(dag, primitives=tuple(order))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_every_order_that_the_edges_allow_fits_and_keeps_a_copy(seed: int, staging: bool) -> None:
+    start, goal, capacity = random_case(seed)
+    host = {0: 10**9} if staging else None
+    try:
+        dag = connect(start, goal, SCHEMAS, capacity, None, dict.fromkeys(capacity, 0), None, host)
+    except InfeasibleError:
+        return
+    dag = another_order(dag, random.Random(seed))
+    groups = {name: len(steps) for name, steps in dag.groups.items()}
+    whole, built = set(start), dict.fromkeys(groups, frozenset[EMU]())
+    for step in dag.primitives:
+        if isinstance(step, Destroy):
+            whole.remove(step.sources[0])
+            assert any(unit.model_stage == step.model_stage for unit in whole), f"{step.id} takes the last copy"
+        elif step.group in groups:
+            built[step.group] |= set(step.targets) & set(goal)
+            groups[step.group] -= 1
+            whole |= set() if groups[step.group] else built[step.group]
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world, capacity)
+    assert_holds(world, goal, SCHEMAS)
 
 
 def test_buffers_for_receiving_count_and_are_free_afterwards() -> None:

@@ -58,7 +58,8 @@ def connect(
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
     roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if capacity else locals_
     try:
-        dag = schedule(start, goal, [locals_] if roomy == locals_ else [locals_, roomy], memory, site)
+        ways = [locals_] if roomy == locals_ else [locals_, roomy]
+        dag = schedule(start, goal, [*ways, [local.in_turn() for local in locals_]], memory, site)
     except BlockedError as blocked:
         dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
     if capacity:

@@ -64,6 +64,14 @@ class LocalDAG:
         """The same with groups of its own, which a run may change."""
         return replace(self, builds=tuple(build.copy() for build in self.builds))
 
+    def in_turn(self) -> LocalDAG:
+        """The same with every new replica read from the units of the start in turn: nothing is forwarded."""
+        found = self.copy()
+        units = sorted((*self.kept, *self.left), key=lambda unit: unit.devices)
+        for index, build in enumerate(build for build in found.builds if not build.sources):
+            build.sources = (units[index % len(units)],)
+        return found
+
 
 def degrees(layout: Layout) -> tuple[int, int]:
     """TP and PP, whatever the layers of each pp rank."""

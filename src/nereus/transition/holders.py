@@ -136,9 +136,9 @@ class Part:
             for other in holders
         )
 
-    def idle_units(self) -> int:
-        """Units believed to be free."""
-        return sum(len(holders) for idle in self._idle for holders in idle.values())
+    def old_units(self) -> int:
+        """Units of the start that are believed to be free. Those built since may lie on their devices."""
+        return sum(len(holders) for holders in self._idle[0].values())
 
     def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
         """What `build` reads and makes becomes free at `end`."""

@@ -42,7 +42,8 @@ class Room:
         most = dict(used) if capacity else {}
         for build in builds if capacity else ():
             for device, wanted in build.acquires.items():
-                most[device] = most.get(device, 0) + wanted
+                # A group that gives up what it reads in place acquires what it would have taken over as well.
+                most[device] = most.get(device, 0) + wanted + build.kept_bytes.get(device, 0)
         self.capacity = {
             device: capacity[device] - buffer_bytes
             for device, level in most.items()

@@ -179,7 +179,7 @@ class Run:
         apart: list[Build] = []
         share = len(senders) // len(build.acquires) - 1
         if share > 0:
-            share = min(share, part.open // (part.idle_units() + 1))
+            share = min(share, part.open // (part.old_units() + 1))
         while share > 0 and part.queue:
             other = heappop(part.queue)[2]
             if not self._can_start(other, other.acquires.keys()):
