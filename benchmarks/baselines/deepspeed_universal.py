@@ -52,8 +52,8 @@ class Side:
     def __init__(self, scenario: Scenario) -> None:
         self.folder = Path(tempfile.gettempdir()) / "universal"
         sizes = [sum(map(len, units.devices)) for units in (scenario.source, scenario.target)]
-        self.saving = Ranks(f"{SELF}:Save", scenario, sizes[0])
-        self.loading = Ranks(f"{SELF}:Load", scenario, sizes[1])
+        self.saving = Ranks(f"{SELF}:Save", scenario, sizes[0], "forkserver")  # forked, its engine waits for ever
+        self.loading = Ranks(f"{SELF}:Load", scenario, sizes[1], "forkserver")
 
     def once(self) -> dict[str, Any]:
         """Save, convert, load: each from the moment when all its ranks are ready."""

@@ -78,8 +78,9 @@ class Side(Protocol):
 class Ranks:
     """Processes of one default gloo group over loopback that wait for commands."""
 
-    def __init__(self, work: str, scenario: Scenario, size: int) -> None:
-        context = multiprocessing.get_context("fork")  # torch is loaded here already, and no thread runs yet
+    def __init__(self, work: str, scenario: Scenario, size: int, method: str = "fork") -> None:
+        """With "fork", what this process has loaded is loaded in every rank."""
+        context: Any = multiprocessing.get_context(method)
         listener = socket.create_server((HOST, 0))
         port = listener.getsockname()[1]
         self._pipes: list[Connection] = []
