@@ -232,9 +232,9 @@ def test_what_generates_nothing_is_no_rl_step(framework: str, text: str, name: s
 
 
 def test_the_batch_system_sets_what_the_script_asks_it_for() -> None:
-    text = "#!/bin/bash\n#SBATCH --nodes=4   # four\n#SBATCH --gres=gpu:h100:4\n" + texts.VERL.partition("\n")[2]
+    text = "#!/bin/bash\n#SBATCH --nodes=4   # four\n#SBATCH --gpus-per-node=h100:4\n" + texts.VERL.partition("\n")[2]
     text = text.replace("${NNODES:-2}", "$SLURM_JOB_NUM_NODES").replace(
-        "n_gpus_per_node=8", "n_gpus_per_node=$SLURM_GPUS_ON_NODE"
+        "n_gpus_per_node=8", "n_gpus_per_node=$SLURM_GPUS_PER_NODE"
     )
     assert read_text("verl", text, "run.slurm").devices == 16
     assert read_text("verl", text, "run.slurm", {"SLURM_JOB_NUM_NODES": "2"}).devices == 8

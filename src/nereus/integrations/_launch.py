@@ -111,7 +111,7 @@ def _slurm(text: str) -> dict[str, str]:
     """Variables that a batch system sets as the script's own `#SBATCH` lines ask for nodes and GPUs."""
     asked = {
         ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"): r"(?:--nodes[= ]|-N ?)(\d+)",
-        ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"): r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:\w+:)?(\d+)",
+        ("SLURM_GPUS_PER_NODE",): r"--gpus-per-node[= ](?:\w+:)?(\d+)",
     }
     found: dict[str, str] = {}
     for names, pattern in asked.items():
