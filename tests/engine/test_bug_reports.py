@@ -30,8 +30,8 @@ KINDS = {Kind.PARAM: "bf16", Kind.MASTER: "fp32", Kind.EXP_AVG: "fp32", Kind.EXP
 
 
 def swiglu(layers: int = 2) -> StateSchema:
-    """Gate, up and down of a SwiGLU block, tied embeddings at both ends."""
-    tensors = [TensorSpec("embed", (14, 4), Where.BOTH_ENDS, cut=Cut(0, 14, padded=True))]
+    """Gate, up and down of a SwiGLU block, tied embeddings at both ends, a vocabulary that 2 does not divide."""
+    tensors = [TensorSpec("embed", (13, 4), Where.BOTH_ENDS, cut=Cut(0, 13, padded=True))]
     for layer in range(layers):
         tensors += [
             TensorSpec(f"{layer}.gate", (12, 4), Where.LAYER, layer, Cut(0, 12)),
@@ -57,7 +57,9 @@ class Report:
 
 TP1, TP2, PP2 = Layout(), Layout(2), Layout(1, 2)
 REPORTS = {
-    "Megatron-LM PR#63: gate and up glued in the wrong order by a merge": Report(swiglu(), ((TP2, 1), (TP1, 1))),
+    "Megatron-LM PR#63: gate and up glued in the wrong order by a merge": Report(
+        swiglu(), ((TP2, 1), (TP1, 1), (TP2, 1))
+    ),
     "DeepSpeed#2898, #3810: resumed at another number of replicas": Report(swiglu(), ((TP1, 4), (TP1, 6), (TP1, 2))),
     "nanotron#106, Megatron-LM#1517: moments left behind at TP2 to PP2": Report(swiglu(), ((TP2, 1), (PP2, 1))),
     "ms-swift#8240: parameter counts that differ by rank": Report(uneven(), ((PP2, 3), (PP2, 1), (TP1, 4))),

@@ -8,7 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereus.core import EMU, Edge, EdgeKind, EMUSet, Kind, Layout, ModelStage, Offload, Outcome, TransitionDAG
+from nereus.core import (
+    EMU,
+    Cut,
+    Edge,
+    EdgeKind,
+    EMUSet,
+    Kind,
+    Layout,
+    ModelStage,
+    Offload,
+    Outcome,
+    StateSchema,
+    TensorSpec,
+    TransitionDAG,
+    Where,
+)
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
@@ -174,20 +189,24 @@ def test_transitions_that_overlap_on_two_devices_always_finish(crew: Crew) -> No
 
 def test_units_that_swap_full_devices_go_through_host_memory() -> None:
     """Two model-stages whose only copies change places, neither device with room for both."""
+    weight = TensorSpec("w", (256, 64), Where.LAYER, 0, Cut(0, 4))
+    kinds = dict.fromkeys((Kind.PARAM, Kind.EXP_AVG, Kind.EXP_AVG_SQ), "fp32")
+    schemas = dict.fromkeys((TRAINING, INFERENCE), StateSchema(1, (weight,), kinds))
     start = EMUSet((*units(TRAINING, Layout(1), (0,)), *units(INFERENCE, Layout(1), (1,))))
     goal = EMUSet((*units(TRAINING, Layout(1), (1,)), *units(INFERENCE, Layout(1), (0,))))
-    stored = stored_bytes(start, SCHEMAS)
-    buffers = 2 * max(bucket_bytes(schema.tensors, schema.dtypes) for schema in SCHEMAS.values())
-    capacity = {device: max(stored.values()) + buffers for device in range(2)}
-    dag = connect(start, goal, SCHEMAS, capacity, host_bytes={0: 1 << 30}, node_of={0: 0, 1: 0}, buffer_bytes=buffers)
+    stored = stored_bytes(start, schemas)
+    buffers = 2 * bucket_bytes((weight,), kinds)
+    capacity = {device: stored[device] + buffers for device in range(2)}
+    assert buffers < stored[0] // 4, "no room for a second position"
+    dag = connect(start, goal, schemas, capacity, host_bytes={0: 1 << 30}, node_of={0: 0, 1: 0}, buffer_bytes=buffers)
     assert dag.offloaded
     limits = {device: DeviceSettings(capacity_bytes=room) for device, room in capacity.items()}
     with Crew(limits, PROGRAM, timeout_s=20) as crew:
         started(crew, range(2))
-        fill(crew, start)
-        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20, verify=True).execute(dag)
+        fill(crew, start, schemas)
+        outcome = TransitionExecutor(crew, schemas, timeout_s=20, verify=True).execute(dag)
         assert outcome.completed, outcome.error
-        check_state(crew, goal)
+        check_state(crew, goal, schemas)
         for device, reply in crew.call(range(2), Message("memory"), WAIT_S).items():
             assert reply.fields["host_bytes"] == 0, "nothing stays in host memory"
             assert reply.fields["peak_bytes"] <= capacity[device]

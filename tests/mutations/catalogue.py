@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.mutations.engine import ENGINE
 from tests.mutations.harness import Mutation
 from tests.mutations.library import LIBRARY
+from tests.mutations.orders import ORDERS
 
 ALGORITHMS = (
     Mutation(
@@ -105,9 +107,9 @@ TRANSITIONS = (
     ),
     Mutation(
         "destroy a unit before what reads it has committed",
-        "engine/executor.py",
-        "free = free and {groups[name] for name in needed if name in groups} <= self.committed",
-        "pass",
+        "engine/progress.py",
+        "return steps <= self.done and groups <= self.committed",
+        "return steps <= self.done",
         "tests/engine/test_executor.py::test_a_destroy_waits_for_the_commit_of_what_reads_its_unit",
     ),
     Mutation(
@@ -188,4 +190,4 @@ TRAINER = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + LIBRARY + TRAINER
+MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ENGINE + LIBRARY + TRAINER
