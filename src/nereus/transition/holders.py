@@ -62,10 +62,8 @@ class Part:
                 self.holders[unit].groups.append(build)
                 self.holders[unit].pending += 1
         self.alive = len(self.holders)
-        self.old = len(self.holders)
-        """Units of the start that are still there."""
-        self.settled: Build | None = None
-        """The first group that committed."""
+        self.settled = False
+        """Whether a group has committed."""
         self.queue: list[tuple[int, int, Build]] = []
         """Groups without fixed sources that could start, a heap."""
         self.shy: list[Build] = []

@@ -14,8 +14,8 @@ from nereus.transition.holders import Holder
 class Step:
     """One entry of an order: the commit group `build`, or else the Destroy (`offload`: the Offload) of `holder`.
 
-    `sources` are what a group reads. `after` are the steps it waits for besides: what frees the memory it needs (for a
-    group: with the devices concerned), or the group whose commit makes a Destroy's copy redundant.
+    `sources` are what a group reads, `after` the steps that free the memory it needs, with the devices concerned. A
+    Destroy waits for the groups that have read its unit; they are copies, so the last one is never lost.
     """
 
     build: Build | None = None
@@ -26,11 +26,9 @@ class Step:
     after: dict[int, tuple[Step, list[int]]] = field(default_factory=dict)
     """id of a step → it, and the devices."""
 
-    def wait_for(self, step: Step, device: int | None = None) -> None:
+    def wait_for(self, step: Step, device: int) -> None:
         """Add a step to wait for, on account of a device."""
-        _, devices = self.after.setdefault(id(step), (step, []))
-        if device is not None:
-            devices.append(device)
+        self.after.setdefault(id(step), (step, []))[1].append(device)
 
 
 class Room:

@@ -252,7 +252,7 @@ class Run:
         made = [Holder(goal, maker=build) for goal in build.goals]
         part.holders.update((holder.unit, holder) for holder in made)
         part.alive += len(made)
-        first, part.settled = part.settled is None, part.settled or build
+        first, part.settled = not part.settled, True
         devices = set(build.acquires).union(*(holder.unit.devices for holder in sources))
         self._busy -= devices
         for holder in sources:
@@ -347,9 +347,6 @@ class Run:
         step = Step(holder=holder, releases=self._releases(holder))
         holder.gone = True
         part.alive -= 1
-        part.old -= 1
-        if part.settled is not None and not part.old and part.settled not in holder.groups:
-            step.wait_for(self.steps[id(part.settled)])
         self._free(step)
 
     def _offload(self, holder: Holder) -> None:

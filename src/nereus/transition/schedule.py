@@ -127,6 +127,8 @@ def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
     edges: list[Edge] = []
     last: dict[int, tuple[Primitive, ...]] = {}
     """id of a step → its primitives."""
+    staged: dict[EMU, str] = {}
+    """Unit → id of its Offload."""
     destroys = run.destroy_names()
     for step in run.order:
         steps, inner = _primitives(step, run, destroys)
@@ -134,6 +136,10 @@ def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
         made.extend(steps)
         edges.extend(inner)
         edges.extend(_waits(step, steps, run, last))
+        for unit in {unit for each in steps for unit in each.sources} & staged.keys() if staged else ():
+            edges.extend(Edge(staged[unit], each.id, EdgeKind.STATE) for each in steps)
+        if step.offload:
+            staged[steps[0].sources[0]] = steps[0].id
     return TransitionDAG(start, goal, tuple(made), tuple(edges), run.site.node_of, round(run.span_bytes), bound)
 
 
@@ -151,7 +157,7 @@ def _primitives(step: Step, run: Run, names: Mapping[EMU, str]) -> tuple[tuple[P
 def _waits(
     step: Step, steps: Sequence[Primitive], run: Run, last: Mapping[int, tuple[Primitive, ...]]
 ) -> Iterable[Edge]:
-    """Edges from other steps: what it reads and who has read it, memory, and the copy that makes a Destroy safe."""
+    """Edges from other steps: what it reads, who has read it, and what frees the memory it needs."""
     makers = {id(run.steps[id(holder.maker)]): None for holder in step.sources if holder.maker is not None}
     for maker in makers:
         yield from (Edge(last[maker][-1].id, each.id, EdgeKind.STATE) for each in steps)
@@ -160,7 +166,5 @@ def _waits(
         yield from (Edge(each.id, steps[0].id, EdgeKind.STATE) for each in last[id(run.steps[id(build)])])
     for other, devices in step.after.values():
         for each in steps:
-            if not devices:
-                yield Edge(last[id(other)][-1].id, each.id, EdgeKind.STATE)
-            elif any(device in each.acquires for device in devices):
+            if any(device in each.acquires for device in devices):
                 yield Edge(last[id(other)][-1].id, each.id, EdgeKind.RESOURCE)

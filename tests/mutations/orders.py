@@ -1,0 +1,105 @@
+"""Mutations of the order of a transition: forwarding, memory, staging, the bound, the search."""
+
+from __future__ import annotations
+
+from tests.mutations.harness import Mutation
+
+TESTS = "tests/transition/test_order.py::"
+TREE = TESTS + "test_new_replicas_forward_in_a_doubling_tree[8]"
+SWAP = TESTS + "test_only_copies_that_have_to_swap_full_devices_go_through_host_memory"
+EVERY_ORDER = TESTS + "test_every_order_that_the_edges_allow_fits_and_keeps_a_copy"
+BRUTE_FORCE = TESTS + "test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there"
+
+ORDERS = (
+    Mutation(
+        "never read what was built in this transition",
+        "transition/run.py",
+        "for holder in (*sources, *made):",
+        "for holder in sources:",
+        TREE,
+    ),
+    Mutation(
+        "forward before the commit",
+        "transition/schedule.py",
+        "        yield from (Edge(last[maker][-1].id, each.id, EdgeKind.STATE) for each in steps)\n",
+        "        pass\n",
+        TESTS + "test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it",
+    ),
+    Mutation(
+        "serve one small unit after another from a large one",
+        "transition/run.py",
+        "share = len(senders) // len(build.acquires) - 1",
+        "share = 0",
+        TESTS + "test_a_large_unit_serves_several_small_ones_at_once",
+    ),
+    Mutation(
+        "cross a slow link for every copy",
+        "transition/holders.py",
+        "return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes",
+        "return False",
+        TESTS + "test_one_copy_crosses_a_slow_link_and_the_others_are_made_from_it",
+    ),
+    Mutation(
+        "free the devices of a staged unit twice",
+        "transition/run.py",
+        "        if holder.offloaded:\n            return {}\n",
+        "",
+        SWAP,
+    ),
+    Mutation(
+        "take over storage that was staged",
+        "engine/transports/memory.py",
+        "if source is None or staged else",
+        "if source is None else",
+        BRUTE_FORCE,
+    ),
+    Mutation(
+        "stage whatever the host has",
+        "transition/search.py",
+        "return all(size >= 0 for size in left.values())",
+        "return True",
+        TESTS + "test_without_enough_host_memory_the_swap_is_refused_with_the_reason",
+    ),
+    Mutation(
+        "acquire before the releases that make room",
+        "transition/room.py",
+        "                        step.wait_for(releaser, device)\n",
+        "                        pass\n",
+        EVERY_ORDER,
+    ),
+    Mutation(
+        "destroy a unit before those that read it have committed",
+        "transition/schedule.py",
+        "    for build in reading:\n",
+        "    for build in ():\n",
+        EVERY_ORDER,
+    ),
+    Mutation(
+        "give up where the greedy order ends",
+        "transition/search.py",
+        "        for strict in (False, True):",
+        "        for strict in ():",
+        BRUTE_FORCE,
+    ),
+    Mutation(
+        "leave no room for buffers",
+        "transition/room.py",
+        "device: capacity[device] - buffer_bytes",
+        "device: capacity[device]",
+        TESTS + "test_buffers_for_receiving_count_and_are_free_afterwards",
+    ),
+    Mutation(
+        "bound the span by one round too many",
+        "transition/bound.py",
+        "ceil(log2(wanted / senders) - 1e-9)",
+        "(1 + ceil(log2(wanted / senders) - 1e-9))",
+        BRUTE_FORCE,
+    ),
+    Mutation(
+        "copy whole goal units in the paper's composition",
+        "transition/composed.py",
+        "    return [*kept, *pieces], [*kept, *parts], [*kept, *goal]",
+        "    return [*kept, *pieces], [*kept, *goal], [*kept, *goal]",
+        "tests/transition/test_composed.py::test_split_gathers_copies_and_merge_moves_nothing",
+    ),
+)
