@@ -43,7 +43,7 @@ from nereus.transition import (
 )
 from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.exchanges import exchanges_of
-from nereus.transition.flows import Flow, Job, flows
+from nereus.transition.flows import Flow, Job, dealt
 from nereus.transition.minimum import minimum_on_nodes
 from nereus.transition.routes import fingerprint
 from nereus.transition.sizes import sizes_of
@@ -111,7 +111,7 @@ def test_jobs_that_differ_in_their_devices_alone_share_their_flows(seed: int) ->
     here = known.of(Job(sources, targets), node_of=nodes)
     other = known.of(Job(renamed(sources, there), renamed(targets, there)[::-1]), node_of=moved_nodes)
     assert other.pattern is here.pattern
-    alone = flows(schema, Job(ordered(sources), ordered(targets)), node_of=nodes)
+    alone = list(dealt(schema, Job(ordered(sources), ordered(targets)), node_of=nodes).flows())
     assert list(here.flows()) == alone
     assert list(other.flows()) == [
         Flow(f.tensors, f.row_elements, f.start, f.stop, there[f.source], there[f.target]) for f in alone
@@ -193,7 +193,7 @@ def test_the_fingerprint_of_routes_tells_other_routes_apart() -> None:
     assert fingerprint(connect(start, ways[0], schemas, {}), schemas) == prints[0]
 
 
-def dealt(rng: random.Random, degrees: tuple[int, int]) -> tuple[EMU, ...]:
+def spread(rng: random.Random, degrees: tuple[int, int]) -> tuple[EMU, ...]:
     """As many units as 16 devices can hold, or fewer, on devices in any order."""
     layout = Layout(*degrees)
     return units(ACTOR, layout, *rng.sample(range(16), rng.randint(1, 16 // layout.size) * layout.size))
@@ -211,7 +211,7 @@ def test_the_least_bytes_by_classes_are_those_of_single_devices(
     monkeypatch.setattr(minimum, "EXPANDED", expanded)
     rng, schema = random.Random(seed), even()
     before, after = rng.choice(LAYOUTS), rng.choice(LAYOUTS)
-    start, goal = (dealt(rng, degrees) for degrees in (before, after))
+    start, goal = (spread(rng, degrees) for degrees in (before, after))
     least = least_bytes.least(before, [u.devices for u in start], after, [u.devices for u in goal])
     assert minimum_bytes(schema, start, goal) == least * full_bytes(schema)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from nereus.core import EMU, Layout, StateSchema, TensorSpec
 from nereus.transition.profile import PerSchema, end_ranks, profile_of
@@ -17,6 +18,12 @@ class TensorClass:
     """Tensors of equal shape and cut whose pp ranks agree in every layout of `holders`."""
 
     tensors: tuple[TensorSpec, ...]
+    row_elements: int
+    """Elements of one index of the cut dim."""
+    step: int
+    """Indices that are never cut apart; `intervals` counts them as one."""
+    intervals: Mapping[int, tuple[tuple[int, int], ...]]
+    """TP degree → what each rank owns of the cut dim."""
     holders: Mapping[Layout, tuple[int, ...]]
 
     @property
@@ -24,27 +31,19 @@ class TensorClass:
         """The first tensor, which stands for all."""
         return self.tensors[0]
 
-    @property
-    def dim(self) -> int:
-        """The dim that intervals are ranges of."""
-        return self.sample.cut.dim or 0
-
-    @property
-    def row_elements(self) -> int:
-        """Elements of one index of the cut dim."""
-        shape = self.sample.shape
-        return self.sample.elements // shape[self.dim] if shape else 1
-
     def regions(self, unit: EMU) -> dict[int, tuple[int, int]]:
-        """Device → non-empty interval of the cut dim that it owns in `unit`."""
+        """Device → non-empty interval of the cut dim, in steps, that it owns in `unit`."""
         tp = unit.layout.tp
-        intervals = [self.sample.interval(tp, rank) for rank in range(tp)]
         return {
             unit.devices[pp_rank * tp + rank]: (start, stop)
             for pp_rank in self.holders[unit.layout]
-            for rank, (start, stop) in enumerate(intervals)
+            for rank, (start, stop) in enumerate(self.intervals[tp])
             if start < stop
         }
+
+
+Family = tuple[TensorClass, ...]
+"""Classes whose regions are the same, counted in steps: what is found for the first holds for all."""
 
 
 class _Classes:
@@ -52,12 +51,15 @@ class _Classes:
 
     def __init__(self, schema: StateSchema) -> None:
         self._profile = profile_of(schema)
-        self._found: dict[tuple[Layout, ...], tuple[TensorClass, ...]] = {}
+        self._found: dict[tuple[Layout, ...], tuple[Family, ...]] = {}
 
-    def of(self, layouts: tuple[Layout, ...]) -> tuple[TensorClass, ...]:
+    def of(self, layouts: tuple[Layout, ...]) -> tuple[Family, ...]:
         """The classes for distinct layouts."""
         if layouts not in self._found:
-            self._found[layouts] = tuple(self._make(layouts))
+            families: dict[object, list[TensorClass]] = {}
+            for each in self._make(layouts):
+                families.setdefault((*each.intervals.values(), *each.holders.values()), []).append(each)
+            self._found[layouts] = tuple(map(tuple, families.values()))
         return self._found[layouts]
 
     def _make(self, layouts: tuple[Layout, ...]) -> Iterator[TensorClass]:
@@ -65,23 +67,34 @@ class _Classes:
         ranks = [profile.ranks(layout).tolist() for layout in layouts]
         runs = list(zip(*ranks, strict=True)) if ranks else [()] * len(profile.type_of)
         """Layer → the pp rank that holds it in each layout."""
-        for tensors in profile.tensors:
+        for kind, tensors in enumerate(profile.tensors):
+            cut = (int(profile.row_elements[kind]), *self._intervals(kind, {layout.tp for layout in layouts}))
             if tensors[0].layer is None:
                 held = {layout: end_ranks(tensors[0].where, layout.pp) for layout in layouts}
-                yield TensorClass(tensors, held)
+                yield TensorClass(tensors, *cut, held)
                 continue
             alike: dict[tuple[int, ...], list[TensorSpec]] = {}
             for tensor in tensors:
                 alike.setdefault(runs[tensor.layer or 0], []).append(tensor)
             for run, members in alike.items():
                 held = {layout: (rank,) for layout, rank in zip(layouts, run, strict=True)}
-                yield TensorClass(tuple(members), held)
+                yield TensorClass(tuple(members), *cut, held)
+
+    def _intervals(self, kind: int, degrees: Iterable[int]) -> tuple[int, dict[int, tuple[tuple[int, int], ...]]]:
+        """Indices of a step, and TP degree → intervals in steps."""
+        bounds = {}
+        for tp in sorted(degrees):
+            shards = self._profile.shards(tp)
+            bounds[tp] = list(zip(shards.start[kind].tolist(), shards.stop[kind].tolist(), strict=True))
+        step = gcd(*(mark for intervals in bounds.values() for interval in intervals for mark in interval)) or 1
+        scaled = {tp: tuple((low // step, high // step) for low, high in found) for tp, found in bounds.items()}
+        return step, scaled
 
 
 _classes_of = PerSchema(_Classes)
 
 
-def classes(schema: StateSchema, layouts: Collection[Layout]) -> tuple[TensorClass, ...]:
+def classes(schema: StateSchema, layouts: Collection[Layout]) -> tuple[Family, ...]:
     """The tensors of `schema` grouped by what `layouts` make of them."""
     return _classes_of(schema).of(tuple(dict.fromkeys(layouts)))
 

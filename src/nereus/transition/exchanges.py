@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
 from nereus.core import EMU, StateSchema
-from nereus.transition.flows import Flow, Job, flows
+from nereus.transition.flows import Deal, Flow, Job, dealt
 from nereus.transition.profile import PerSchema
 
 MOST_FLOWS = 200_000
@@ -24,18 +24,22 @@ Pairs = Mapping[tuple[int, int], int]
 class Pattern:
     """The flows of a job whose devices are numbered in order."""
 
-    def __init__(self, found: Sequence[Flow]) -> None:
-        self.flows = tuple(found)
+    def __init__(self, deal: Deal) -> None:
+        self._deal = deal
+        self.size = len(deal.own) + len(deal.parts)
+        """Number of flows."""
         self.shares: dict[object, Sequence[Pairs]] = {}
         """How the primitives of a group may divide `pairs` among them."""
 
     @cached_property
+    def flows(self) -> tuple[Flow, ...]:
+        """All flows."""
+        return self._deal.flows()
+
+    @cached_property
     def pairs(self) -> Pairs:
         """What all flows move."""
-        total: Counter[tuple[int, int]] = Counter()
-        for flow in self.flows:
-            total[flow.source, flow.target] += flow.elements
-        return total
+        return self._deal.pairs()
 
     @cached_property
     def by_device(self) -> Mapping[int, Sequence[Flow]]:
@@ -95,14 +99,14 @@ class Exchanges:
             rest = iter(places)
             alike = tuple(EMU(unit.model_stage, unit.layout, tuple(islice(rest, len(unit.devices)))) for unit in units)
             asked = Job(alike[: len(sources)], alike[len(sources) :])
-            found = flows(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
+            found = dealt(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
             pattern = self._remember(key, Pattern(found))
         return Exchange(pattern, devices)
 
     def _remember(self, key: object, pattern: Pattern) -> Pattern:
-        self._flows += len(pattern.flows)
+        self._flows += pattern.size
         if self._flows > MOST_FLOWS:
-            self._known, self._flows = {}, len(pattern.flows)
+            self._known, self._flows = {}, pattern.size
         self._known[key] = pattern
         return pattern
 

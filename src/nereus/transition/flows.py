@@ -7,6 +7,7 @@ order of the devices alone, so it is the same on every rank, and for jobs that a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class Range:
     """What one ribbon is about: indices [start, start + rows of the ribbon) of the cut dim of a class."""
 
     members: TensorClass
@@ -55,29 +56,65 @@ class _Range:
         return Flow(tensors, self.members.row_elements, *bounds, part.source, part.target)
 
 
-def flows(schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> list[Flow]:
-    """The flows of a job, the senders' loads balanced.
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """The flows of a job: `own` are copies of devices from themselves, the others are made on request."""
+
+    own: tuple[Flow, ...]
+    parts: tuple[tuple[Range, Segment], ...]
+
+    def flows(self) -> tuple[Flow, ...]:
+        """All of them, in order."""
+        return (*self.own, *(found.flow(part) for found, part in self.parts))
+
+    def pairs(self) -> dict[tuple[int, int], int]:
+        """(source, target) → elements of one kind."""
+        total: dict[tuple[int, int], int] = defaultdict(int)
+        for flow in self.own:
+            total[flow.source, flow.target] += flow.elements
+        for found, part in self.parts:
+            total[part.source, part.target] += part.count * (part.stop - part.start) * found.ribbon.row_size
+        return dict(total)
+
+
+def dealt(schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> Deal:
+    """Who sends what to whom in a job, the senders' loads balanced.
 
     With `lacking`, a target's own source shard is subtracted; without, what it can copy from itself is a flow from
     the device to itself. `node_of` makes owners on the target's node the only ones asked where there are any.
     """
-    ranges: list[_Range] = []
-    found: list[Flow] = []
-    for members in classes(schema, layouts_of((*job.sources, *job.targets))):
-        _collect(job, members, lacking, node_of, ranges, found)
-    found.extend(ranges[index].flow(part) for index, part in deal([entry.ribbon for entry in ranges]))
-    return found
+    ranges, own = ranges_of(schema, job, lacking, node_of)
+    parts = tuple((ranges[index], part) for index, part in deal([entry.ribbon for entry in ranges]))
+    return Deal(tuple(own), parts)
+
+
+def ranges_of(
+    schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None
+) -> tuple[list[Range], list[Flow]]:
+    """What the targets of a job lack, each range with who holds it and who wants it; and copies of devices from
+    themselves, unless `lacking`."""
+    ranges: list[Range] = []
+    copies: list[Flow] = []
+    for family in classes(schema, layouts_of((*job.sources, *job.targets))):
+        wanted, own = _collect(job, family[0], node_of)
+        for members in family:
+            tensors, step, row_elements = members.tensors, members.step, members.row_elements
+            if not lacking:
+                copies.extend(Flow(tensors, row_elements, low * step, high * step, at, at) for low, high, at in own)
+            for (low, high, owners), targets in wanted.items():
+                ribbon = Ribbon(owners, tuple(targets), len(tensors), (high - low) * step, row_elements)
+                ranges.append(Range(members, low * step, ribbon))
+    return ranges, copies
+
+
+Wanted = dict[tuple[int, int, tuple[int, ...]], list[int]]
+"""(start, stop, owners) → devices that lack it."""
 
 
 def _collect(
-    job: Job,
-    members: TensorClass,
-    lacking: bool,
-    node_of: Mapping[int, int] | None,
-    ranges: list[_Range],
-    own: list[Flow],
-) -> None:
-    """Add the ranges of one class; copies of a device from itself go to `own` at once."""
+    job: Job, members: TensorClass, node_of: Mapping[int, int] | None
+) -> tuple[Wanted, list[tuple[int, int, int]]]:
+    """What targets lack of a class, and what they can copy from themselves: (start, stop, device). In steps."""
     owned = {device: region for unit in job.sources for device, region in members.regions(unit).items()}
     marks = sorted({mark for region in owned.values() for mark in region})
     owners: list[list[int]] = [[] for _ in marks]
@@ -85,26 +122,22 @@ def _collect(
         start, stop = owned[device]
         for piece in range(bisect_left(marks, start), bisect_left(marks, stop)):
             owners[piece].append(device)
-    wanted: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
-    for unit in job.targets:
-        for device, (start, stop) in members.regions(unit).items():
-            first, last = max(bisect_right(marks, start) - 1, 0), bisect_left(marks, stop)
-            if not marks or marks[0] > start or marks[-1] < stop:
-                raise _missing(members, start, stop, job)
-            for piece in range(first, last):
-                low, high = max(start, marks[piece]), min(stop, marks[piece + 1])
-                held = owned.get(device, (0, 0))
-                if held[0] <= low and high <= held[1]:
-                    if not lacking:
-                        own.append(Flow(members.tensors, members.row_elements, low, high, device, device))
-                    continue
-                if not owners[piece]:
-                    raise _missing(members, low, high, job)
-                near = _near(owners[piece], device, node_of)
-                wanted.setdefault((low, high, near), []).append(device)
-    for (low, high, near), devices in wanted.items():
-        ribbon = Ribbon(near, tuple(sorted(devices)), len(members.tensors), high - low, members.row_elements)
-        ranges.append(_Range(members, low, ribbon))
+    wanted: Wanted = {}
+    own: list[tuple[int, int, int]] = []
+    needs = {device: region for unit in job.targets for device, region in members.regions(unit).items()}
+    for device, (start, stop) in sorted(needs.items()):
+        if not marks or marks[0] > start or marks[-1] < stop:
+            raise _missing(members, start, stop, job)
+        held = owned.get(device, (0, 0))
+        for piece in range(bisect_right(marks, start) - 1, bisect_left(marks, stop)):
+            low, high = max(start, marks[piece]), min(stop, marks[piece + 1])
+            if held[0] <= low and high <= held[1]:
+                own.append((low, high, device))
+                continue
+            if not owners[piece]:
+                raise _missing(members, low, high, job)
+            wanted.setdefault((low, high, _near(owners[piece], device, node_of)), []).append(device)
+    return wanted, own
 
 
 def _near(owners: Sequence[int], device: int, node_of: Mapping[int, int] | None) -> tuple[int, ...]:
@@ -116,4 +149,5 @@ def _near(owners: Sequence[int], device: int, node_of: Mapping[int, int] | None)
 
 def _missing(members: TensorClass, start: int, stop: int, job: Job) -> TransitionError:
     units = "; ".join(map(str, job.sources)) or "none"
-    return TransitionError(f"no source holds indices {start} to {stop} of {members.sample.name}; sources: {units}")
+    low, high = start * members.step, stop * members.step
+    return TransitionError(f"no source holds indices {low} to {high} of {members.sample.name}; sources: {units}")

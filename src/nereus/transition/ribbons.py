@@ -66,7 +66,11 @@ def deal(ribbons: Sequence[Ribbon]) -> list[tuple[int, Segment]]:
 def _deal(ribbon: Ribbon, loads: dict[int, float], whole: bool) -> list[Segment]:
     """Cut one ribbon among its owners and add the shares to `loads`."""
     rows = ribbon.row_count
-    if whole or len(ribbon.owners) == 1:
+    if len(ribbon.owners) == 1:
+        (owner,) = ribbon.owners
+        loads[owner] += ribbon.size
+        return [Segment(owner, target, 0, ribbon.tensors, 0, ribbon.rows) for target in ribbon.targets]
+    if whole:
         shares = [0.0] * len(ribbon.owners)
         shares[min(range(len(ribbon.owners)), key=lambda i: loads[ribbon.owners[i]])] = float(rows)
     else:
