@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
 from nereus.core import EMU, ModelStage
@@ -55,10 +55,13 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     """A group that needs all units of a model-stage to leave waits until that has its first new one."""
     waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
     """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
+    on = _leaving(locals_, capacity)
+    left = {local.model_stage: len(local.left) for local in locals_}
     for local in locals_:
         senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
         for build in local.builds:
-            stages = frozenset(_waited(build, locals_, used, capacity) if capacity else ())
+            waited = _waited(build, on, used, capacity) if on else {}
+            stages = frozenset(ms for ms, units in waited.items() if len(units) == left[ms])
             first = max(float(build.received_bytes), build.moved_bytes / senders)
             waits.add((local.model_stage, first, build.received_bytes, stages))
     copied: dict[ModelStage, float] = {}
@@ -73,29 +76,26 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     return max(found, max(copied.values(), default=0.0))
 
 
-def _waited(
-    build: Build, locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]
-) -> Iterator[ModelStage]:
-    """Model-stages that keep nothing and all of whose units have to leave before `build` has room."""
-    over = {
-        device: more
-        for device, wanted in build.acquires.items()
-        if device in capacity and (more := used.get(device, 0) + wanted - capacity[device]) > 0
-    }
-    if not over:
-        return
-    on: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
+def _leaving(locals_: Sequence[LocalDAG], capacity: Mapping[int, int]) -> dict[int, list[tuple[EMU, int]]]:
+    """Device of `capacity` → units on it that go, and their bytes there; none of a model-stage that keeps some unit."""
+    found: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
     for local in locals_:
-        for unit in local.left:
+        for unit in () if local.kept else local.left:
             for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
-                if device in over:
-                    on[device].append((unit, size))
-    leaving = {
-        unit
-        for device, units in on.items()
-        for unit, size in units
-        if sum(other for _, other in units) - size < over[device]
-    }
-    for local in locals_:
-        if local.left and not local.kept and leaving.issuperset(local.left):
-            yield local.model_stage
+                if device in capacity:
+                    found[device].append((unit, size))
+    return found
+
+
+def _waited(
+    build: Build, on: Mapping[int, Sequence[tuple[EMU, int]]], used: Mapping[int, int], capacity: Mapping[int, int]
+) -> dict[ModelStage, set[EMU]]:
+    """Model-stage → its units that have to leave before `build` has room; of those that keep no unit."""
+    found: dict[ModelStage, set[EMU]] = {}
+    for device, wanted in build.acquires.items():
+        if device in on and (over := used.get(device, 0) + wanted - capacity[device]) > 0:
+            most = sum(size for _, size in on[device])
+            for unit, size in on[device]:
+                if most - size < over:
+                    found.setdefault(unit.model_stage, set()).add(unit)
+    return found

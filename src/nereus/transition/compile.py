@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from nereus.core import EMU, EMUSet, InfeasibleError, Link, ModelStage, Plan, StateSchema, TransitionDAG
 from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import LocalDAG, decompose
-from nereus.transition.fit import fit, stored_bytes
+from nereus.transition.fit import check, stored_bytes
 from nereus.transition.holders import Site
 from nereus.transition.place import place
 from nereus.transition.room import Room
@@ -51,7 +51,7 @@ def connect(
     themselves. Raises InfeasibleError when no order of the steps fits.
     """
     model_stages = sorted({*start.model_stages, *goal.model_stages}, key=lambda ms: ms.sort_key)
-    changed = [ms for ms in model_stages if set(start.of(ms)) != set(goal.of(ms))]
+    changed = [ms for ms in model_stages if start.of(ms) != goal.of(ms)]
     site = Site(node_of or {}, _far(links))
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
@@ -63,7 +63,7 @@ def connect(
     except BlockedError as blocked:
         dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
     if capacity:
-        fit(dag, schemas, capacity, other_bytes, buffer_bytes)
+        check(dag, used, capacity, buffer_bytes)
     return dag
 
 

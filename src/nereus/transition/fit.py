@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from nereus.core import EMU, EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
+import numpy as np
+
+from nereus.core import EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
 from nereus.transition.classes import by_layout
 from nereus.transition.sizes import sizes_of
 
@@ -14,19 +16,22 @@ def stored_bytes(
     units: EMUSet, schemas: Mapping[ModelStage, StateSchema], other_bytes: Mapping[int, int] | None = None
 ) -> Counter[int]:
     """Device → bytes of all positions on it, and what else is in use."""
-    used = Counter(dict(other_bytes or {}))
+    devices: list[int] = []
+    stored: list[int] = []
     for ms in units.model_stages:
-        _add(used, units.of(ms), schemas[ms])
+        sizes = sizes_of(schemas[ms])
+        for layout, alike in by_layout(units.of(ms)).items():
+            each = sizes.stored(layout).tolist()
+            for unit in alike:
+                devices.extend(unit.devices)
+            stored.extend(each * len(alike))
+    found, place = np.unique(np.array(devices, dtype=np.int64), return_inverse=True)
+    totals = np.zeros(len(found), dtype=np.int64)
+    np.add.at(totals, place, np.array(stored, dtype=np.int64))
+    used = Counter(dict(zip(found.tolist(), totals.tolist(), strict=True)))
+    for device, size in (other_bytes or {}).items():
+        used[device] += size
     return used
-
-
-def _add(used: Counter[int], units: Iterable[EMU], schema: StateSchema) -> None:
-    sizes = sizes_of(schema)
-    for layout, alike in by_layout(units).items():
-        stored = sizes.stored(layout).tolist()
-        for unit in alike:
-            for device, size in zip(unit.devices, stored, strict=True):
-                used[device] = used.get(device, 0) + size
 
 
 def peak_bytes(
@@ -57,7 +62,14 @@ def fit(
 
     A device that `capacity` leaves out has no limit.
     """
-    peak = stored_bytes(dag.start, schemas, other_bytes)
+    return check(dag, stored_bytes(dag.start, schemas, other_bytes), capacity, buffer_bytes)
+
+
+def check(
+    dag: TransitionDAG, used: Mapping[int, int], capacity: Mapping[int, int], buffer_bytes: int = 0
+) -> dict[int, int]:
+    """The same from what is `used` at the start, by device."""
+    peak = dict(used)
     highest = _highest(dag, dict(peak), buffer_bytes)
     missing = {d: level - capacity[d] for d, level in highest.items() if d in capacity and level > capacity[d]}
     if missing:
@@ -68,8 +80,8 @@ def fit(
             missing,
         )
     for device, level in highest.items():
-        peak[device] = max(peak[device], level)
-    return dict(peak)
+        peak[device] = max(peak.get(device, 0), level)
+    return peak
 
 
 def _highest(dag: TransitionDAG, used: dict[int, int], buffer_bytes: int) -> dict[int, int]:
