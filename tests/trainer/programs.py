@@ -23,6 +23,7 @@ COUNTER = "tests.trainer.programs.Counter"
 BUSY_CRITIC = "tests.trainer.programs.BusyCritic"
 DIES_IN_COMMIT = "tests.trainer.programs.DiesInCommit"
 DIES_IN_TRANSITION = "tests.trainer.programs.DiesInTransition"
+FAILS_IN_SYNC = "tests.trainer.programs.FailsInSync"
 FAILS_IN_TRANSITION = "tests.trainer.programs.FailsInTransition"
 
 
@@ -144,3 +145,23 @@ class DiesInTransition(FailsInTransition):
 
     def fail(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FailsInSync(Reader):
+    """Device 2 raises once it has its part of the weights, while others wait for what it passes on."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {**super().handlers(), "sync": self._sync_or_fail}
+
+    def _sync_or_fail(self, message: Message) -> Message:
+        if self._worker.device == 2:
+            hold, held = self._worker.ledger.hold, []
+
+            def second(*arguments: Any) -> Any:
+                held.append(arguments)
+                if len(held) == 2:
+                    raise TransitionError("device 2: no room for what it passes on")
+                return hold(*arguments)
+
+            self._worker.ledger.hold = second  # type: ignore[method-assign]
+        return self._sync(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,31 @@ def test_forward_calls_come_first_and_synchronisation_last(tmp_path: Path) -> No
     names = [m.name for _, m in crew_of(made).sent if m.name in ("generate", "forward", "update.prepare", "sync")]
     assert names == sorted(names, key=("generate", "forward", "update.prepare", "sync").index)
     assert {m.fields["version"] for _, m in crew_of(made).commands("sync")} == {2}
+
+
+class SlowCritic(FakeCrew):
+    """The critic's workers answer no update before weights have been synchronised."""
+
+    def __init__(self) -> None:
+        super().__init__(imitate, range(4))
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        held = {}
+        if len(self.commands("sync")) < 2:
+            for device, queue in self.queues.items():
+                if any(message.fields.get("call") == "update_critic" for _, message in queue):
+                    held[device], self.queues[device] = queue, deque()
+        try:
+            return super().poll(timeout_s)
+        finally:
+            self.queues |= held
+
+
+def test_weights_are_synchronised_while_a_critic_of_other_devices_is_still_updated(tmp_path: Path) -> None:
+    made = job(tmp_path, SlowCritic(), steps=1)
+    (boundary,) = made.boundaries()
+    assert boundary.step == 1
+    assert {device for device, _ in crew_of(made).commands("sync")} == {0, 1}, "nobody else takes part"
 
 
 class Overlapping(FakeCrew):

@@ -103,11 +103,12 @@ class Calls:
     ) -> Generator[Collection[int], Replies, list[list[int]]]:
         """A routine that returns one response for each prompt, in order."""
         units = self.units(call.model_stage)
+        version = self.logical[call.model_stage].policy_version
         tokens, lengths = padded(prompts)
         used = [(unit, rows) for unit, rows in zip(units, shares(len(prompts), len(units)), strict=True) if len(rows)]
         tickets: dict[int, int] = {}
         for unit, rows in used:
-            fields = self._fields(call, unit, step=step, greedy=greedy, seed=seed)
+            fields = self._fields(call, unit, step=step, greedy=greedy, seed=seed, version=version)
             arrays = {"prompt_tokens": tokens[rows], "prompt_lengths": lengths[rows], "sample_ids": sample_ids[rows]}
             tickets |= self._submit(unit, Message("generate", fields, arrays))
         replies = self._take(call, tickets, (yield tickets))

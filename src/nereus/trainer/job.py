@@ -252,7 +252,10 @@ class RLJob:
         return Calls(self.config, self.crew, self.plan, self.units.of, self.logical, self.accounts)
 
     def _run_calls(self, table: SampleTable) -> None:
-        """Forward work first, then advantages at the coordinator, then updates and weight synchronisation."""
+        """Forward work first, then advantages at the coordinator, then updates and weight synchronisation.
+
+        Weights are synchronised as soon as they are updated, while other models still are on devices of their own.
+        """
         calls = self._calls()
         order = [self.workflow.call(name) for name in self.workflow.order()]
         updates = [call for call in order if call.work is Work.UPDATE]
@@ -262,7 +265,7 @@ class RLJob:
             self._score(table)
         after = self._tasks(calls, table, updates)
         for source, target in self.workflow.weight_syncs:
-            needed = frozenset(call.name for call in updates) - table.done
+            needed = frozenset(call.name for call in updates if call.model_stage == source) - table.done
             start = partial(calls.sync, source, target, self._wiring.sync(target))
             after.append(dispatch.Task("sync", self._devices(source, target), needed, start))
         self.call_s |= dispatch.run(self.crew, after, self.config.timeout_s)

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nereus.core import EMU, Kind, ModelStage, Move, StateSchema, TransitionError, Workflow
+from nereus.core import EMU, Kind, ModelStage, StateSchema, TransitionError, Workflow
 from nereus.engine.connection import Message
 from nereus.engine.groups import Group
-from nereus.engine.mover import Mover
 from nereus.engine.positions import Position
-from nereus.engine.transports.torch import Torch
 from nereus.engine.worker import Worker
 from nereus.families import SCORE
 from nereus.trainer import checkpoint
@@ -29,7 +27,7 @@ from nereus.trainer.decoder.parallel import Hooks, UnitGroups
 from nereus.trainer.decoder.sampling import Sampling
 from nereus.trainer.micro import micro_batches
 from nereus.trainer.table import padded, ragged
-from nereus.transition.routes import aliased, local_copies, routes
+from nereus.trainer.weights import WeightSync
 
 PROGRAM = "nereus.trainer.program.TrainerProgram"
 """Dotted name under which workers load this program."""
@@ -67,7 +65,7 @@ class TrainerProgram:
         self._groups: dict[tuple[ModelStage, str], str] = {}
         self._decoders: dict[ModelStage, tuple[Position, Decoder]] = {}
         self._prepared: dict[ModelStage, _Prepared] = {}
-        self._routes: dict[tuple[tuple[EMU, ...], tuple[EMU, ...]], tuple[Move, ...]] = {}
+        self._weights = WeightSync(worker, options.schemas)
 
     def handlers(self) -> Mapping[str, Callable[[Message], Message | None]]:
         """Command name → what to do."""
@@ -121,7 +119,7 @@ class TrainerProgram:
 
     def _forget(self) -> None:
         self._decoders.clear()
-        self._routes.clear()
+        self._weights.forget()
         self._prepared.clear()
 
     def _group(self, model_stage: ModelStage, axis: str) -> Group | None:
@@ -167,6 +165,7 @@ class TrainerProgram:
         )
         prompts = ragged(message.arrays["prompt_tokens"], message.arrays["prompt_lengths"])
         ids = message.arrays["sample_ids"].tolist()
+        self._check_version(unit.model_stage, fields["version"])
         waves = fields["micro_batch"] if fields["kv_bytes"] else None
         decoder = self._decoder(unit.model_stage)
         responses = generate(decoder, prompts, ids, sampling, fields["step"], waves)
@@ -174,6 +173,14 @@ class TrainerProgram:
             return self._reply()
         tokens, lengths = padded(responses)
         return self._reply({"tokens": tokens, "lengths": lengths})
+
+    def _check_version(self, model_stage: ModelStage, wanted: int) -> None:
+        """Old weights must not answer for new ones; nothing else is kept from one generation to the next."""
+        held = self._worker.positions[model_stage].logical.policy_version
+        if held != wanted:
+            raise TransitionError(
+                f"device {self._worker.device}: {model_stage} has the weights of update {held}, not of update {wanted}"
+            )
 
     def _forward(self, message: Message) -> Message:
         fields = message.fields
@@ -223,27 +230,12 @@ class TrainerProgram:
 
     def _sync(self, message: Message) -> Message:
         """Take the trained parameters that this device's generation position lacks from those that hold them."""
-        sources: tuple[EMU, ...] = message.fields["sources"]
-        targets: tuple[EMU, ...] = message.fields["targets"]
-        positions, device = self._worker.positions, self._worker.device
-        trained, generating = sources[0].model_stage, targets[0].model_stage
-        schema = self._schemas[generating]
-        key = (sources, targets)
-        if key not in self._routes:
-            self._routes[key] = routes(schema, sources, targets, (Kind.PARAM,))
-        name = message.fields["group"]
-        transport = Torch(self._worker.groups.get(name), self._worker.timeout_s) if name else None
-        mover = Mover(device, schema.tensors, schema.dtypes, transport, self._worker.ledger)
-        with self._worker.meter.communicating("sync"), torch.no_grad():
-            if trained in positions and generating in positions:
-                held, wanted = positions[trained], positions[generating]
-                mover.run(local_copies(schema, held.unit, wanted.unit, device), lambda _: held, lambda _: wanted)
-                for alike in aliased(schema, held.unit, wanted.unit, device):  # roles never share storage (D5.2)
-                    wanted.tensors[alike, Kind.PARAM].copy_(held.tensors[alike, Kind.PARAM])
-            mover.run(self._routes[key], lambda _: positions[trained], lambda _: positions[generating])
-        if generating in positions:
-            position = positions[generating]
-            position.logical = replace(position.logical, policy_version=message.fields["version"])
+        fields = message.fields
+        self._weights.run(fields["sources"], fields["targets"], fields["group"])
+        generating = fields["targets"][0].model_stage
+        if generating in self._worker.positions:
+            position = self._worker.positions[generating]
+            position.logical = replace(position.logical, policy_version=fields["version"])
         return self._reply()
 
     def _checkpoint(self, message: Message) -> None:
