@@ -6,6 +6,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -146,6 +147,19 @@ def test_loads_are_the_sums_of_the_moves_of_each_primitive(seed: int) -> None:
     assert loads.staging_bytes == dict(staged)
     found = estimate(dag, schemas, CLUSTER, Calibration())
     assert found.moved_bytes == sum(sum(each.values()) for each in pairs.values())
+
+
+def test_peaks_count_staging_buffers_and_the_communication_group() -> None:
+    """An Extend of 512 KiB: each side stages all of it in buckets of at least 16 KiB, the receiver stores it too."""
+    schema, ungrouped = even(rows=2048), CLUSTER
+    kind = replace(CLUSTER.kinds["any"], constants={"communicator.bytes": 1000.0})
+    grouped = replace(CLUSTER, kinds={"any": kind})
+    start, goal = (plan(assign(ACTOR, Layout(1), *range(count))) for count in (1, 2))
+    dag = compile(expand(start), goal, {ACTOR: schema}, {})
+    size = full_bytes(schema)
+    for cluster, group in ((ungrouped, 0), (grouped, 1000)):
+        peaks = estimate(dag, {ACTOR: schema}, cluster, Calibration()).peak_bytes
+        assert peaks == {0: size + 16384 + group, 1: size + 16384 + group}
 
 
 def busiest_s(traffic: Counter[tuple[int, int]]) -> float:

@@ -16,7 +16,8 @@ def estimate(
     """What `dag` is expected to take: `transition_overhead_s + transition_scale * ideal` seconds, nothing for no steps.
 
     The ideal is the critical path: a primitive waits for its predecessors and for its devices, and takes as long as
-    its busiest device needs to send or to receive over each kind of link. Peaks include staging buffers.
+    its busiest device needs to send or to receive over each kind of link. Peaks include
+    staging buffers and the communication group.
     """
     loads = Loads(dag, schemas, cluster)
     spans = timeline(dag, loads.of)
@@ -26,7 +27,7 @@ def estimate(
     changed = [ms for ms in dag.start.model_stages if set(dag.start.of(ms)) != set(dag.goal.of(ms))]
     return TransitionEstimate(
         seconds=seconds,
-        peak_bytes=peak_bytes(dag, schemas, loads.staging_bytes),
+        peak_bytes=peak_bytes(dag, schemas, loads.buffer_bytes()),
         link_bytes={"intra": intra, "inter": inter},
         moved_bytes=intra + inter,
         minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),

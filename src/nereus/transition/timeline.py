@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nereus.core import Cluster, Destroy, ModelStage, Offload, StateSchema, TransitionDAG
+from nereus.cost.constants import of_kind
 from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.exchanges import Pairs, numbered
 from nereus.transition.profile import PerSchema
@@ -74,6 +75,15 @@ class Loads:
         for primitive in dag.primitives:
             if isinstance(primitive, Offload):
                 self.of[primitive.id] = Load(max(map(self._to_host_s, *zip(*primitive.hosts.items(), strict=True))))
+
+    def buffer_bytes(self) -> dict[int, int]:
+        """Device → its staging buffers and its part of the transition's communication group."""
+        kind_of = {device.id: device.kind for device in self._cluster.devices}
+        group = {name: round(of_kind(kind, "communicator.bytes")) for name, kind in self._cluster.kinds.items()}
+        return {
+            device: size + (group[kind_of[device]] if device in kind_of else 0)
+            for device, size in self.staging_bytes.items()
+        }
 
     def _to_host_s(self, device: int, size: int) -> float:
         rate = self._cluster.kind(device).host_bytes_per_s or self._cluster.links["intra"].bytes_per_s
