@@ -76,12 +76,12 @@ class Bench:
         """Each model-stage by itself."""
         self._set_up(trial)
         ample = dict.fromkeys(self.devices, 1 << 40)
-        agents = []
+        components = []
         for number, ms in enumerate(sorted(trial.launch_s, key=str)):
             rng = random.Random(f"{trial.seed} {number}")
             dag = connect(EMUSet(trial.start.of(ms)), EMUSet(trial.goal.of(ms)), self.schemas, ample)
-            agents.append(Agent(dag, trial.launch_s[ms], rng))
-        seconds, error = Market(self, trial, agents).run()
+            components.append(Component(dag, trial.launch_s[ms], rng))
+        seconds, error = Market(self, trial, components).run()
         return self._judged(trial, seconds, error)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Bench:
 
 
 @dataclass(slots=True)
-class Agent:
+class Component:
     """One model-stage's transition: a random order of its steps in which each follows those it waits for."""
 
     dag: TransitionDAG
@@ -142,44 +142,44 @@ class Agent:
 class Market:
     """Devices are taken by whoever comes; everything else runs on the workers."""
 
-    def __init__(self, bench: Bench, trial: Trial, agents: Sequence[Agent]) -> None:
-        self.bench, self.agents = bench, agents
+    def __init__(self, bench: Bench, trial: Trial, components: Sequence[Component]) -> None:
+        self.bench, self.components = bench, components
         self.units = list(trial.start)
 
     def run(self) -> tuple[float, str | None]:
         """Seconds since the first launch, and why it has not come to its end."""
         began_s = time.perf_counter()
-        while any(agent.steps for agent in self.agents):
+        while any(component.steps for component in self.components):
             now_s = time.perf_counter() - began_s
-            if now_s > DEADLINE_S + max(agent.launch_s for agent in self.agents):
+            if now_s > DEADLINE_S + max(component.launch_s for component in self.components):
                 return now_s, "not done by the deadline"
-            launched = [agent for agent in self.agents if agent.launch_s <= now_s]
-            moved = [self._step(agent) for agent in launched if agent.steps]
-            busy = any(agent.running for agent in self.agents)
-            if not busy and not any(moved) and len(launched) == len(self.agents):
+            launched = [component for component in self.components if component.launch_s <= now_s]
+            moved = [self._step(component) for component in launched if component.steps]
+            busy = any(component.running for component in self.components)
+            if not busy and not any(moved) and len(launched) == len(self.components):
                 return now_s, "deadlock: " + "; ".join(
-                    f"{a.steps[0]} holds {sorted(a.held)}" for a in self.agents if a.steps
+                    f"{a.steps[0]} holds {sorted(a.held)}" for a in self.components if a.steps
                 )
             self._hear()
         return time.perf_counter() - began_s, None
 
-    def _step(self, agent: Agent) -> bool:
+    def _step(self, component: Component) -> bool:
         """Take one more device, or begin. False when neither can be done."""
-        if agent.running:
+        if component.running:
             return False
-        step, device = agent.steps[0], agent.next_device()
+        step, device = component.steps[0], component.next_device()
         if device is None:
-            self._begin(agent, step)
+            self._begin(component, step)
             return True
-        tries = sorted(step.devices - agent.held, key=lambda each: each != device)
+        tries = sorted(step.devices - component.held, key=lambda each: each != device)
         for each in tries:
             if self._may_take(each, step):
-                agent.held.add(each)
+                component.held.add(each)
                 return True
         return False
 
     def _may_take(self, device: int, step: Primitive) -> bool:
-        if any(device in agent.held for agent in self.agents):
+        if any(device in component.held for component in self.components):
             return False
         used = sum(self._share(unit) for unit in self.units if device in unit.devices)
         wanted = sum(self._share(unit) for unit in step.targets if device in unit.devices)
@@ -188,27 +188,27 @@ class Market:
     def _share(self, unit: EMU) -> int:
         return self.bench.sizes[unit.model_stage].bytes // unit.layout.size
 
-    def _begin(self, agent: Agent, step: Primitive) -> None:
+    def _begin(self, component: Component, step: Primitive) -> None:
         if isinstance(step, Destroy):
             message = Message("bench.destroy", {"unit": step.sources[0]})
         else:
             fields = {"source": step.sources[0], "target": step.targets[0]}
             message = Message("bench.copy", fields | {"schema": self.bench.schemas[step.model_stage]})
-        agent.running = {self.bench.crew.submit(device, message) for device in sorted(step.devices)}
+        component.running = {self.bench.crew.submit(device, message) for device in sorted(step.devices)}
 
     def _hear(self) -> None:
         for ticket, reply in self.bench.crew.poll(POLL_S):
             if isinstance(reply, NereusError):
                 raise reply
-            for agent in self.agents:
-                if ticket in agent.running:
-                    agent.running.discard(ticket)
-                    if not agent.running:
-                        self._end(agent)
+            for component in self.components:
+                if ticket in component.running:
+                    component.running.discard(ticket)
+                    if not component.running:
+                        self._end(component)
 
-    def _end(self, agent: Agent) -> None:
-        step = agent.steps.pop(0)
-        agent.held.clear()
+    def _end(self, component: Component) -> None:
+        step = component.steps.pop(0)
+        component.held.clear()
         if isinstance(step, Destroy):
             self.units.remove(step.sources[0])
         else:
