@@ -15,6 +15,8 @@ class Stage(StrEnum):
     INFERENCE = "inference"
     TRAINING = "training"
 
+    __hash__ = str.__hash__
+
     @property
     def order(self) -> int:
         """Position in generation → inference → training order."""

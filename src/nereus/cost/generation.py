@@ -10,7 +10,7 @@ A token passes all pp ranks in turn: at any time one of them works.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,7 +23,7 @@ from nereus.cost.held import split_layers
 from nereus.cost.lengths import GROUPS, decode_profile
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Bools, Floats, Ints, Rows
+from nereus.cost.rows import Bools, Floats, Ints, Rows, distinct
 from nereus.cost.site import Site
 from nereus.cost.windows import cached_tokens
 
@@ -58,7 +58,7 @@ class _Wave:
 
     def price(self, live: Floats, share: Floats) -> tuple[Parts, Parts, Floats]:
         """Prefill, decode steps, and seconds between steps; `live` sequences of `share` at once."""
-        few, where = _distinct(live, _groups(self.engine.rows))
+        few, where = distinct([live.astype(np.int64), *_groups(self.engine.rows)])
         once, engine = live[few], replace(self.engine, rows=self.engine.rows[few])
         if self.engine["generation.refill"] == 0:
             prompt, waves = self.workload.prompt.maximum, np.ceil(share / live)
@@ -112,22 +112,13 @@ def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
         tokens = cached_tokens(engine.spec, workload.prompt.mean + _occupied(workload))
         held = rows.kv_bytes / (engine.token_bytes * tokens)
         live = np.where(rows.kv_bytes > 0, np.clip(np.floor(held), 1, share), share)
-    return (live.astype(float), *_distinct(live, [share, *_groups(rows)]))
+    return (live.astype(float), *distinct([live.astype(np.int64), share, *_groups(rows)]))
 
 
 def _groups(rows: Rows) -> list[Ints | Bools]:
     """What of a row decides on how fast its tp and ep groups decode."""
     node = np.where(rows.tp_spans | rows.ep_spans, rows.node, 0)
     return [rows.tp, rows.cp, rows.ep, node, rows.tp_spans, rows.ep_spans, rows.sequence_parallel]
-
-
-def _distinct(live: Floats | Ints, columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
-    """One row of each set with equal numbers, and to which set each row belongs."""
-    code: Ints = live.astype(np.int64)
-    for column in columns:
-        code = code * (int(column.max(initial=0)) + 1) + column
-    _, few, where = np.unique(code, return_index=True, return_inverse=True)
-    return few, where
 
 
 @lru_cache(maxsize=64)

@@ -159,6 +159,22 @@ class _Packed:
         return np.where(rest, rest, np.minimum(devices, self.node))
 
 
+def distinct(columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
+    """One row of each set that is equal in columns of no negative number, and to which set each row belongs."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        most = int(column.max(initial=0))
+        if most:
+            code = code * (most + 1) + column
+    order = code.argsort()
+    ordered = code[order]
+    new = np.ones(len(code), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    where = np.empty(len(code), dtype=np.int64)
+    where[order] = np.cumsum(new) - 1
+    return order[new], where
+
+
 def expert_devices(tp: Ints, cp: Ints, dp: Ints, ep: Ints) -> Ints:
     """Neighbouring devices among which an expert group lies: hosts with experts order their ranks with pp outermost.
 

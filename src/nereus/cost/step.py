@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -72,11 +73,7 @@ class StepModel:
         self.cluster = cluster
         self.calibration = calibration or Calibration()
         self.order, self.before = node_order(workflow)
-        ids = np.array([device.id for device in cluster.devices], dtype=np.int64)
-        nodes, order = np.array([device.node for device in cluster.devices], dtype=np.int64), np.argsort(ids)
-        self._ids, self._nodes = ids[order], nodes[order]
-        self._kind = {device.id: device.kind for device in cluster.devices}
-        self._all_kinds = frozenset(self._kind.values())
+        self._all_kinds = frozenset(device.kind for device in cluster.devices)
         self._sites: dict[tuple[frozenset[str], str], Site] = {}
         self._costs: dict[object, dict[str, CallCost]] = {}
         self._footprints: dict[object, tuple[Footprint, ...]] = {}
@@ -278,10 +275,22 @@ class StepModel:
     def _nodes_of(self, assignment: Assignment) -> Ints:
         """The node of every device, unit by unit."""
         devices = np.fromiter(chain.from_iterable(assignment.units), dtype=np.int64)
-        index = np.minimum(np.searchsorted(self._ids, devices), len(self._ids) - 1)
-        if (self._ids[index] != devices).any():
+        ids, nodes = self._by_id
+        index = np.minimum(np.searchsorted(ids, devices), len(ids) - 1)
+        if (ids[index] != devices).any():
             raise KeyError(f"{assignment.candidate.model_stage} is placed on devices that the cluster does not have")
-        return np.asarray(self._nodes[index])
+        return np.asarray(nodes[index])
+
+    @cached_property
+    def _by_id(self) -> tuple[Ints, Ints]:
+        """Device ids in order, and the node of each."""
+        ids, nodes = np.array([(device.id, device.node) for device in self.cluster.devices], dtype=np.int64).T
+        order = np.argsort(ids)
+        return ids[order], nodes[order]
+
+    @cached_property
+    def _kind(self) -> dict[int, str]:
+        return {device.id: device.kind for device in self.cluster.devices}
 
     def _kinds(self, assignment: Assignment) -> frozenset[str]:
         if len(self._all_kinds) == 1:

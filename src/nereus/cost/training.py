@@ -22,7 +22,7 @@ from nereus.cost.lengths import moments, padded
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import RECENT, Ranks
 from nereus.cost.replicas import Replicas
-from nereus.cost.rows import Floats, Ints, Rows
+from nereus.cost.rows import Floats, Ints, Rows, distinct
 from nereus.cost.site import Site
 
 Seconds = Mapping[str, Floats]
@@ -183,11 +183,7 @@ class Pipeline:
 def _distinct(size: Ints, rows: Rows) -> tuple[Ints, Ints]:
     """Rows of which each has another micro-batch or cuts it otherwise, and for every row its like among them."""
     node = np.where(rows.tp_spans | rows.ep_spans, rows.node, 0)
-    code = size
-    for column in (
-        rows.tp, rows.cp, rows.ep, rows.recompute, node,
+    return distinct([
+        size, rows.tp, rows.cp, rows.ep, rows.recompute, node,
         rows.sequence_parallel, rows.tp_spans, rows.cp_spans, rows.ep_spans,
-    ):  # fmt: skip
-        code = code * (int(column.max(initial=0)) + 1) + column
-    _, few, index = np.unique(code, return_index=True, return_inverse=True)
-    return few, index
+    ])  # fmt: skip

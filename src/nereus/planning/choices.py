@@ -107,18 +107,22 @@ class Choices:
         held = {device for pin in pins.values() for device in pin.devices or ()}
         if not self._sites:
             pool = whole(self.problem.cluster, self.problem.current, held)
-            self._sites = (pool, *pool.alike())
-        pool, first, *others = self._sites
+            self._sites = (pool,) if pool.regular else (pool, *pool.alike())
+        pool, *parts = self._sites
         if held:
             yield from self._pinned(pool, held)
         elif pool.regular:
             yield from self._regular(pool)
         else:
             yield from self._together(pool)
-            yield from self._regular(first)
-            if others:
-                yield from self._regular(others[0])
-                yield from self._split(first, others[0])
+            for part in parts[:2]:
+                yield from self._regular(part)
+            if len(parts) > 1:
+                yield from self._split(parts[0], parts[1])
+
+    @property
+    def _restricted(self) -> bool:
+        return self.problem.capabilities.placement != "any"
 
     @property
     def _shapes(self) -> tuple[Shape, ...]:
@@ -196,21 +200,18 @@ class Choices:
     def _regular(self, site: Site) -> Iterator[Arrangement]:
         nodes = len(site.nodes)
         inside = self._slice(site, 0, 1) if nodes > 1 else None
-        tables: dict[Site, dict[ModelStage, Table]] = {}
-        for program in programs(self.problem.workflow, self._shapes):
+        known: dict[Site, tuple[dict[ModelStage, Table], dict[ModelStage, Site], float]] = {}
+        for program in programs(self.problem.workflow, self._shapes if self._restricted else ()):
             where = site if width(program) <= len(site.slots) else inside
             if where is not None:
-                if where not in tables:
-                    tables[where] = {ms: self.table(ms, where) for ms in program.levels}
-                yield self._at(program, where, tables[where])
-        if inside is not None and len(site.devices) <= EXACT_POOL:
+                if where not in known:
+                    tables = {ms: self.table(ms, where) for ms in program.levels}
+                    known[where] = tables, dict.fromkeys(program.levels, where), self._room(where)
+                tables, sites, room = known[where]
+                found, rooms = tuple(tables[ms] for ms in program.levels), (room,) * len(program.stored)
+                yield Arrangement(program, found, len(where.slots), rooms, sites, where)
+        if inside is not None and sum(site.sizes) <= EXACT_POOL:
             yield from self._split(self._slice(site, 0, nodes - 1), self._slice(site, nodes - 1, nodes), beside=True)
-
-    def _at(self, program: Program, site: Site, tables: Mapping[ModelStage, Table]) -> Arrangement:
-        """A shape on slots that are as good as each other."""
-        room = (self._room(site),) * len(program.stored)
-        found = tuple(tables[ms] for ms in program.levels)
-        return Arrangement(program, found, len(site.slots), room, dict.fromkeys(program.levels, site), site)
 
     def _together(self, site: Site) -> Iterator[Arrangement]:
         """All of an irregular site in turns: there every model-stage counts as needing all of it."""
@@ -228,7 +229,7 @@ class Choices:
             widths = [width(program, partition) for partition in (0, 1)]
             for pair in ((one, other), (other, one)):
                 single = [len(site.nodes) == 1 and wide > 1 for site, wide in zip(pair, widths, strict=True)]
-                if not any(single) if beside else any(single) and len(self._sites[0].devices) > EXACT_POOL:
+                if not any(single) if beside else any(single) and sum(self._sites[0].sizes) > EXACT_POOL:
                     continue
                 parts = [
                     site if wide <= len(site.slots) else self._slice(site, 0, 1)

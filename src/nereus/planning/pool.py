@@ -68,7 +68,7 @@ def whole(cluster: Cluster, current: Plan | None, first: Iterable[int] = ()) -> 
     for device in cluster.devices:
         members.setdefault(device.node, []).append(device.id)
     speed = {name: kind.speed * max(kind.peak_flops.values()) for name, kind in cluster.kinds.items()}
-    slowest = _slowest(cluster, speed)
+    slowest = _slowest(cluster, speed) if len(speed) > 1 else dict.fromkeys(members, *speed)
 
     def key(node: int) -> tuple[float, int, int, int]:
         used = sum(uses.get(device, 0) for device in members[node]) if uses else 0
@@ -85,8 +85,6 @@ def _by_use(devices: list[int], uses: Mapping[int, int]) -> tuple[int, ...]:
 
 def _slowest(cluster: Cluster, speed: Mapping[str, float]) -> Mapping[int, str]:
     """The kind of each node's slowest device."""
-    if len(speed) == 1:
-        return dict.fromkeys((device.node for device in cluster.devices), *speed)
     kinds: dict[int, set[str]] = {}
     for device in cluster.devices:
         kinds.setdefault(device.node, set()).add(device.kind)
