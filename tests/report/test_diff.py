@@ -173,8 +173,8 @@ def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit()
     before = plan(assignment(GENERATION, first=6), assignment(REFERENCE, first=7), actor)
     after = plan(assignment(GENERATION, first=7), assignment(REFERENCE, first=6), actor)
 
-    def between(memory_bytes: int) -> Diff:
-        tight = asked(before, after, memory_bytes)
+    def between(memory_bytes: int, host_bytes: int = 0) -> Diff:
+        tight = asked(before, after, memory_bytes, host_bytes=host_bytes)
         return diff(replace(tight, problem=replace(tight.problem, workflow=flow)))
 
     most = max(level.peak_bytes for level in between(10**9).levels)
@@ -184,6 +184,29 @@ def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit()
     assert between(enough).steps
     with pytest.raises(InfeasibleError, match="cannot start"):
         between(enough - 2)
+    staged = between(most, host_bytes=10**9)
+    (offload,) = [step for step in staged.steps if step.primitive == "Offload"]
+    assert offload.host_bytes == offload.releases_bytes > 0
+    assert re.search(r"── Offload tp1 pp1 on .* of host memory, frees", text(staged))
+    assert "commit group" not in next(line for line in text(staged).splitlines() if "Offload" in line)
+    assert "Offload" in diff_page.page(staged)
+    with pytest.raises(InfeasibleError, match="staging in host memory included"):
+        between(most, host_bytes=1)
+
+
+def test_new_replicas_that_pass_state_on_are_marked_and_the_order_stands_beside_its_bound() -> None:
+    before = plan(assignment(GENERATION, first=0), assignment(REFERENCE), assignment(ACTOR))
+    after = plan(assignment(GENERATION, dp=8), assignment(REFERENCE), assignment(ACTOR))
+    shown = diff(asked(before, after))
+    by_target = {unit.devices for step in shown.steps if step.primitive == "Extend" for unit in step.targets}
+    for step in shown.steps:
+        assert step.forwards == any(unit.devices in by_target for unit in step.sources)
+    assert any(step.forwards for step in shown.steps)
+    assert re.search(r"Extend .* passed on", text(shown))
+    assert shown.over_bound is not None
+    assert shown.over_bound >= 1
+    assert "order: " in text(shown)
+    assert shown.described()["order"] == {"over_bound": shown.over_bound, "certified": shown.over_bound == 1}
 
 
 def test_positions_stay_on_the_nodes_of_the_plan_unless_they_may_cross() -> None:

@@ -163,5 +163,5 @@ class FailsInSync(Reader):
                     raise TransitionError("device 2: no room for what it passes on")
                 return hold(*arguments)
 
-            self._worker.ledger.hold = second  # type: ignore[method-assign]
+            self._worker.ledger.hold = second  # type: ignore[assignment, method-assign]
         return self._sync(message)

@@ -10,6 +10,7 @@ import typer
 
 from nereus.cli._app import AsJson, Overrides, app, echo_json, out, save
 from nereus.core import SettingsError
+from nereus.core.sizes import size_bytes
 from nereus.report import diff_page, diff_tree, trace
 from nereus.report.diff import Asked
 from nereus.report.diff import diff as between
@@ -33,6 +34,9 @@ def diff(
     across: Annotated[
         bool, typer.Option("--across-nodes", help="Positions of one node may be torn apart, to move less.")
     ] = False,
+    host_memory: Annotated[
+        str, typer.Option(help="Host memory of each node to stage units in where nothing else fits.", metavar="SIZE")
+    ] = "",
     every: Annotated[bool, typer.Option("--all", help="One line for each primitive.")] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Write a trace for Perfetto.", metavar="FILE")
@@ -41,7 +45,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
-    found = between(replace(ask(paths, steps, job, overrides or (), lost), across=across))
+    asked = ask(paths, steps, job, overrides or (), lost)
+    host_bytes = size_bytes(host_memory, "--host-memory") if host_memory else 0
+    found = between(replace(asked, across=across, host_bytes=host_bytes))
     if trace_file is not None:
         save("--trace", trace_file, trace.planned(found))
     if html is not None:

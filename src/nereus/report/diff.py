@@ -17,6 +17,7 @@ from nereus.core import (
     EMUSet,
     InfeasibleError,
     ModelStage,
+    Offload,
     Outcome,
     Plan,
     StateSchema,
@@ -56,6 +57,8 @@ class Asked:
     """What the transition took when a run made it."""
     across: bool = False
     """Whether positions that the plan puts on one node may be torn apart."""
+    host_bytes: int = 0
+    """Host memory of each node that units may be staged in where nothing else fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,10 @@ class Step:
     link_bytes: Mapping[str, int]
     acquires_bytes: int
     releases_bytes: int
+    host_bytes: int
+    """Host memory that an Offload takes, until the unit's Destroy."""
+    forwards: bool
+    """Whether it reads units that this transition itself has built."""
 
     @property
     def seconds(self) -> float:
@@ -166,6 +173,11 @@ class Diff:
     outcome: Outcome | None
 
     @property
+    def over_bound(self) -> float | None:
+        """How long the order takes over a bound that no order is below, in the scheduler's model; None without one."""
+        return self.dag.span_bytes / self.dag.bound_bytes if self.dag.bound_bytes else None
+
+    @property
     def pays_back_steps(self) -> float | None:
         """Steps until the saving repays the transition; None when there is none."""
         before, after = self.step_s
@@ -184,6 +196,7 @@ class Diff:
             "step_s": {"before": self.step_s[0], "after": self.step_s[1]},
             "pays_back_steps": self.pays_back_steps,
             "critical_path": list(self.critical_path),
+            "order": {"over_bound": self.over_bound, "certified": self.dag.certified},
             "primitives": [asdict(step) | {"seconds": step.seconds} for step in self.steps],
             "bytes": {row.model_stage: _bytes(row) for row in (*self.moved, self.total)},
             "memory": [asdict(row) | {"share": row.share} for row in self.levels],
@@ -258,10 +271,12 @@ def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelSta
     problem = asked.problem
     usable = {device: problem.usable_bytes(device) for device in problem.cluster.ids}
     node_of = {device.id: device.node for device in problem.cluster.devices}
+    host_bytes = dict.fromkeys(node_of.values(), asked.host_bytes) if asked.host_bytes else None
     more, reason = dict(usable), ""
     for _ in range(TRIES):
         try:
-            dag = connect(start, goal, held, more, node_of=node_of, links=problem.cluster.links)
+            links = problem.cluster.links
+            dag = connect(start, goal, held, more, node_of=node_of, links=links, host_bytes=host_bytes)
         except InfeasibleError as error:
             if not error.short_bytes:  # not for want of memory
                 raise
@@ -305,6 +320,7 @@ def _steps(dag: TransitionDAG, loads: Mapping[str, Load], problem: Problem) -> t
     spans = timeline(dag, loads)
     critical = frozenset(critical_path(spans))
     scale = problem.calibration.transition_scale
+    built = frozenset(dag.goal) - frozenset(dag.start)
     waits: dict[str, list[Wait]] = {}
     for edge in dag.edges:
         waits.setdefault(edge.later, []).append(Wait(edge.earlier, edge.kind.value))
@@ -324,6 +340,8 @@ def _steps(dag: TransitionDAG, loads: Mapping[str, Load], problem: Problem) -> t
             link_bytes=loads[primitive.id].link_bytes if primitive.id in loads else {},
             acquires_bytes=sum(primitive.acquires.values()),
             releases_bytes=sum(primitive.releases.values()),
+            host_bytes=sum(primitive.hosts.values()) if isinstance(primitive, Offload) else 0,
+            forwards=not built.isdisjoint(primitive.sources),
         )
         for primitive in dag.primitives
     )

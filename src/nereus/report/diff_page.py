@@ -25,6 +25,7 @@ def page(shown: Diff) -> str:
             "<h2>Primitives by device</h2>",
             gantt(shown),
             f"<p>Critical path (dark edge): {escape(path)}</p>",
+            f"<p>{escape(diff_tree.order(shown))}</p>",
             "<h2>Primitives</h2>",
             _primitives(shown),
             "<h2>Bytes</h2>",

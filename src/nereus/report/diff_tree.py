@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 FULLEST = 12
 """Groups of devices whose memory is shown, the fullest first."""
+ALONE = ("Destroy", "Offload")
+"""Primitives that are in no commit group."""
 PATH = 6
 """Primitives of the critical path that are named, from either end."""
 
@@ -35,6 +37,7 @@ def render(shown: Diff, every: bool = False) -> RenderableType:
     else:
         parts += [tree(shown, every), escape(summary(shown)), _bytes(shown), _memory(shown)]
         parts.append(escape(f"critical path: {path(shown.critical_path)}"))
+        parts += [order(shown)] if order(shown) else []
     parts += [escape(line) for line in worth(shown)]
     return Group(*parts)
 
@@ -50,7 +53,7 @@ def tree(shown: Diff, every: bool = False) -> Tree:
         for alike in _collected(by_group, lambda group: (group[0].group if every else "", *map(_shape, group))):
             steps = [step for group in alike for step in group]
             node = branch
-            if steps[0].primitive != "Destroy":
+            if steps[0].primitive not in ALONE:
                 names = "commit group" if len(alike) == 1 else f"{len(alike)} commit groups like"
                 node = branch.add(escape(f"{names} {alike[0][0].group}"))
             for same in _collected(steps, lambda step: (step.id if every else "", _shape(step))):
@@ -72,7 +75,9 @@ def line(same: Sequence[Step], shown: Diff) -> str:
     text += f" on {devices.where(places, shown.problem.cluster)}: {show_seconds(began)} to {show_seconds(ended)} s"
     moved = [f"{show_bytes(size)} {link}" for link, size in _summed(step.link_bytes for step in same).items() if size]
     freed = sum(step.releases_bytes for step in same)
-    parts = [*moved, *([f"frees {show_bytes(freed)}"] if freed else [])]
+    hosts = sum(step.host_bytes for step in same)
+    parts = [*moved, *([f"to {show_bytes(hosts)} of host memory"] if hosts else [])]
+    parts += [*([f"frees {show_bytes(freed)}"] if freed else []), *(["passed on"] if first.forwards else [])]
     return ", ".join([text, *parts, *(["critical"] if any(step.critical for step in same) else [])])
 
 
@@ -97,6 +102,15 @@ def summary(shown: Diff) -> str:
     must = f"{show_bytes(total.minimum_bytes)} must" + (f" ({over:.3f} x)" if over is not None else "")
     counted = f"{len(shown.steps)} primitives in {show_seconds(shown.seconds)} s{around}"
     return f"{counted}; {show_bytes(total.moved_bytes)} move, at least {must}"
+
+
+def order(shown: Diff) -> str:
+    """How near the order is to the best one; nothing where the scheduler has no bound."""
+    if shown.over_bound is None:
+        return ""
+    if shown.dag.certified:
+        return "order: certified, none takes less"
+    return f"order: {shown.over_bound:.2f} x a bound that takes every link for the fastest; none takes less than that"
 
 
 def worth(shown: Diff) -> list[str]:
@@ -149,9 +163,9 @@ BYTES = ("model-stage", "intra", "inter", "moved", "M*", "moved / M*", "C", "C /
 MEMORY = ("devices", "each of", "before", "at most", "after", "of usable")
 
 
-def _shape(step: Step) -> tuple[str, str, str]:
+def _shape(step: Step) -> tuple[str, ...]:
     """What steps that are alike have in common."""
-    return (step.primitive, layouts(step.sources), layouts(step.targets))
+    return (step.primitive, layouts(step.sources), layouts(step.targets), "passed on" if step.forwards else "")
 
 
 def layouts(units: Iterable[Unit]) -> str:
