@@ -203,6 +203,30 @@ def test_a_critic_of_its_own_micro_batch_is_told_what_openrlhf_can_do() -> None:
         export.overrides("openrlhf", plan, flow, work, pool(1, 8))
 
 
+@pytest.mark.parametrize("idle", [(), ("reference",), ("reward",), ("reference", "reward"), ("actor", "critic")])
+def test_what_waits_in_host_memory_and_what_an_engine_takes_go_to_openrlhf_and_back(idle: tuple[str, ...]) -> None:
+    flow = workflow("ppo", reward=True)
+    assignments = [
+        placed(
+            Candidate(GENERATION, Layout(2), 4, 4, kv_bytes=1 << 33)
+            if stage == GENERATION
+            else Candidate(stage, Layout(), 8, 1, zero=3 if flow.updated(stage) else 0, offload=stage.model in idle)
+        )
+        for stage in flow.model_stages
+    ]
+    lines = export.overrides("openrlhf", Plan(tuple(assignments)), flow, WORK, pool(1, 8))
+    made = again("openrlhf", lines, "train.sh", flow, pool(1, 8))
+    assert made.plan is not None, made.unplaced
+    for assignment in made.plan.assignments:
+        stage = assignment.candidate.model_stage
+        if stage == GENERATION:
+            assert assignment.candidate.kv_bytes == pytest.approx(1 << 33, rel=0.02)
+        elif "actor" not in idle:  # sleep is of every role at once
+            assert assignment.candidate.offload == (stage.model in idle), str(assignment.candidate)
+        elif stage.model in idle:
+            assert assignment.candidate.offload
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_plan_goes_to_openrlhf_and_back(data: st.DataObject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -19,8 +20,11 @@ from nereus.core import (
     Workload,
 )
 from nereus.integrations import stages
+from nereus.integrations.pinned import engine_share
 
 FRAMEWORKS = ("verl", "openrlhf", "megatron")
+MOST_SHARE = 0.95
+"""Of a device's memory: beyond it an engine has no room for what it does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,19 @@ class Exported:
         whole = self.workload.mini_batch if updated else self.workload.sequences
         if whole % candidate.dp:
             raise self.refuse(candidate.model_stage, f"dp {candidate.dp} does not divide {whole} sequences")
+
+    def engine_share(self, candidate: Candidate) -> float:
+        """The part of its device's memory that an engine is given, in thousandths: all that it allocates."""
+        kinds = [self.cluster.kind(device) for device in self.devices(candidate.model_stage)]
+        least = min(kinds, key=lambda kind: kind.memory_bytes)
+        share = engine_share(self.workload, self.spec(candidate), least, candidate)
+        if share > MOST_SHARE:
+            raise self.refuse(
+                candidate.model_stage,
+                f"its weights, cache and working space are {share:.0%} of a {least.name}, an engine takes at most "
+                f"{MOST_SHARE:.0%}: plan with a smaller KV budget",
+            )
+        return math.ceil(share * 1000) / 1000
 
     def uneven(self, candidate: Candidate) -> tuple[int, ...]:
         """Layers of each pp rank."""

@@ -16,7 +16,7 @@ def lines(asked: Exported) -> list[str]:
     for role, candidate in roles.items():
         _check(asked, role, candidate)
     actor = roles["actor"]
-    return [*_pools(asked, roles), *_engine(asked), *_batch(asked, roles), *_training(asked, actor)]
+    return [*_pools(asked, roles), *_engine(asked), *_batch(asked, roles), *_training(actor), *_waiting(roles)]
 
 
 def _roles(asked: Exported) -> dict[str, Candidate]:
@@ -65,7 +65,8 @@ def _pools(asked: Exported, roles: Mapping[str, Candidate]) -> list[str]:
     assert generation is not None
     generating = asked.devices(generation.model_stage)
     if all(devices == generating for devices in held.values()):
-        return [*found, "--train.colocate_all"]
+        # Plans free the cache when generation ends; engines that do not sleep keep it.
+        return [*found, "--train.colocate_all", "--vllm.enable_sleep"]
     pairs = {
         ("actor", "reference"): "--train.colocate_actor_ref",
         ("critic", "reward"): "--train.colocate_critic_reward",
@@ -91,7 +92,11 @@ def _engine(asked: Exported) -> list[str]:
     if candidate.layout.pp > 1:
         raise asked.refuse(candidate.model_stage, "its vLLM engines have no pipeline")
     asked.whole_shares(candidate, updated=False)
-    return [f"--vllm.num_engines {candidate.dp}", f"--vllm.tensor_parallel_size {candidate.layout.tp}"]
+    return [
+        f"--vllm.num_engines {candidate.dp}",
+        f"--vllm.tensor_parallel_size {candidate.layout.tp}",
+        f"--vllm.gpu_memory_utilization {asked.engine_share(candidate)}",
+    ]
 
 
 def _batch(asked: Exported, roles: Mapping[str, Candidate]) -> list[str]:
@@ -117,11 +122,17 @@ def _batch(asked: Exported, roles: Mapping[str, Candidate]) -> list[str]:
     return [*found, f"--algo.advantage.estimator {'gae' if 'critic' in roles else 'group_norm'}"]
 
 
-def _training(asked: Exported, actor: Candidate) -> list[str]:
+def _training(actor: Candidate) -> list[str]:
     found = [f"--ds.zero_stage {actor.zero}", f"--ds.tensor_parallel_size {actor.layout.tp}"]
     found.append(f"--ds.ring_attn_size {actor.cp}")
     if actor.recompute == "full":
         found.append("--actor.gradient_checkpointing_enable")
-    if any(a.candidate.offload for a in asked.plan.assignments if a.candidate.model_stage.stage is Stage.TRAINING):
+    return found
+
+
+def _waiting(roles: Mapping[str, Candidate]) -> list[str]:
+    """What lies in host memory while it is idle: each scoring model by itself, those that train together."""
+    found = [f"--{FLAGS[role]}.offload" for role in ("reference", "reward") if role in roles and roles[role].offload]
+    if any(roles[role].offload for role in ("actor", "critic") if role in roles):
         found.append("--ds.enable_sleep")
     return found

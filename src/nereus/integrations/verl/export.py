@@ -7,11 +7,8 @@ from collections.abc import Mapping
 
 from nereus.core import Candidate, Stage, Workload
 from nereus.integrations.export import Exported
-from nereus.integrations.pinned import engine_share
 from nereus.integrations.verl.config import ACTOR, MODEL, REF, ROLLOUT
 
-MOST_SHARE = 0.95
-"""Of a device's memory: beyond it an engine has no room for what it does not count."""
 SECTIONS = {"actor": ACTOR, "reference": REF, "critic": "critic", "reward": "reward_model"}
 UPDATED = ("actor", "critic")
 MICRO = {
@@ -129,22 +126,13 @@ def _generation(asked: Exported) -> dict[str, object]:
     candidate = asked.of("actor", Stage.GENERATION)
     assert candidate is not None
     asked.whole_shares(candidate, updated=False)
-    kinds = [asked.cluster.kind(device) for device in asked.devices(candidate.model_stage)]
     if candidate.layout.pp > 1:
         raise asked.refuse(candidate.model_stage, f"pp {candidate.layout.pp}, but verl's engines have no pipeline")
-    least = min(kinds, key=lambda kind: kind.memory_bytes)
-    share = engine_share(asked.workload, asked.spec(candidate), least, candidate)
-    if share > MOST_SHARE:
-        raise asked.refuse(
-            candidate.model_stage,
-            f"its weights, cache and working space are {share:.0%} of a {least.name}, an engine takes at most "
-            f"{MOST_SHARE:.0%}: plan with a smaller KV budget",
-        )
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": candidate.layout.tp,
         f"{ROLLOUT}.pipeline_model_parallel_size": 1,
         **_engine_experts(asked, candidate),
-        f"{ROLLOUT}.gpu_memory_utilization": math.ceil(share * 1000) / 1000,
+        f"{ROLLOUT}.gpu_memory_utilization": asked.engine_share(candidate),
         # The cache bounds what runs at once: sequences shorter than the longest leave room for more of them.
         f"{ROLLOUT}.max_num_seqs": asked.workload.sequences // candidate.dp,
     }
