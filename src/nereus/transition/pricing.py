@@ -55,11 +55,6 @@ class Pricing:
             self._stored[layout] = tuple(self._sizes.stored(layout).tolist())
         return self._stored[layout]
 
-    def forget(self, unit: EMU) -> None:
-        """Nothing is built from the positions of `unit` any more."""
-        for device in unit.devices:
-            self._held.pop(device, None)
-
     def unit_bytes(self, layout: Layout) -> int:
         """Bytes of the logical state in all positions of a unit, padding left out."""
         return int(self._sizes.owned(layout).sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -131,7 +131,7 @@ def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
     """Unit → id of its Offload."""
     destroys = run.destroy_names()
     for step in run.order:
-        steps, inner = _primitives(step, run, destroys)
+        steps, inner = _primitives(step, run, destroys, staged)
         last[id(step)] = steps
         made.extend(steps)
         edges.extend(inner)
@@ -143,9 +143,11 @@ def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
     return TransitionDAG(start, goal, tuple(made), tuple(edges), run.site.node_of, round(run.span_bytes), bound)
 
 
-def _primitives(step: Step, run: Run, names: Mapping[EMU, str]) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
+def _primitives(
+    step: Step, run: Run, names: Mapping[EMU, str], staged: Collection[EMU]
+) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
     if step.build is not None:
-        return primitives(step.build, run.sub(step.build))
+        return primitives(step.build, run.sub(step.build), staged)
     assert step.holder is not None
     unit = step.holder.unit
     if step.offload:

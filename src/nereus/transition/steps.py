@@ -28,13 +28,18 @@ class _Draft:
         return self.kind(self.id, self.sources, self.targets, group, acquires)
 
 
-def primitives(build: Build, sub: Layout) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
-    """The primitives of a group in order, each device's new bytes on the first that touches it, and the inner edges."""
+def primitives(
+    build: Build, sub: Layout, staged: Collection[EMU] = ()
+) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
+    """The primitives of a group in order, each device's new bytes on the first that touches it, and the inner edges.
+
+    Units that are `staged` in host memory are read as they are: there is nothing on their devices to split.
+    """
     name = build.name
     held = {device for unit in build.sources for device in unit.devices}
     if held.isdisjoint(build.acquires):
         return _fresh(build, sub)
-    drafts, edges = _drafts(build, sub, held)
+    drafts, edges = _drafts(build, sub, held, staged)
     left = dict(build.acquires)
     made: list[Primitive] = []
     for draft in drafts:
@@ -57,12 +62,14 @@ def _fresh(build: Build, sub: Layout) -> tuple[tuple[Primitive, ...], tuple[Edge
     return (extend, *merges), tuple(Edge(extend.id, merge.id, EdgeKind.STATE) for merge in merges)
 
 
-def _drafts(build: Build, sub: Layout, held: Collection[int]) -> tuple[list[_Draft], list[Edge]]:
+def _drafts(
+    build: Build, sub: Layout, held: Collection[int], staged: Collection[EMU]
+) -> tuple[list[_Draft], list[Edge]]:
     """Splits, then per goal unit an Extend and a Merge as far as they are needed."""
     own = build.acquires.keys()
     whole = degrees(sub)
     local = [unit for unit in build.sources if not own.isdisjoint(unit.devices)]
-    splitting = [unit for unit in local if degrees(unit.layout) != whole]
+    splitting = [unit for unit in local if degrees(unit.layout) != whole and unit not in staged]
     inside = len(build.sources) == 1 and own <= set(held)
     if splitting and inside and degrees(build.goals[0].layout) == whole:
         return [_Draft(Split, f"{build.name}/split", build.sources, build.goals)], []
