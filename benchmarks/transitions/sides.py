@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -115,15 +115,17 @@ class Running:
         return answer
 
     def close(self) -> None:
-        """End it; what does not end by itself is killed, with all that it has started."""
+        """End it and all that it has started: tools leave processes of their own behind."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.close()
             self._process.wait(END_S)
         except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         self._process.stdout.close()
         self._folder.cleanup()
 
