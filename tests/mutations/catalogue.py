@@ -68,12 +68,12 @@ TRANSITIONS = (
     Mutation(
         "swap two routes",
         "transition/flows.py",
-        "    return tuple(tuple(entries) for entries in found)",
-        """    for entries in found:
+        "        return (*self.own, *(found.flow(part) for found, part in self.parts))",
+        """        entries = [*self.own, *(found.flow(part) for found, part in self.parts)]
         if len(entries) > 1:
             (a, b), cut = entries[:2], lambda f: (f.tensors, f.row_elements, f.start, f.stop, f.source)
             entries[:2] = [Flow(*cut(a), b.target), Flow(*cut(b), a.target)]
-    return tuple(tuple(entries) for entries in found)""",
+        return tuple(entries)""",
         SHARDS,
     ),
     Mutation(
@@ -114,9 +114,9 @@ TRANSITIONS = (
     ),
     Mutation(
         "leave every node's positions where the plan names them",
-        "transition/place.py",
-        "if worth.trace() < worth.max(axis=1).sum():",
-        "if False:",
+        "transition/deal.py",
+        "if worth.trace() >= worth.max(axis=1).sum() or worth.trace() >= worth.max(axis=0).sum():",
+        "if True:",
         "tests/transition/test_place.py::test_nodes_change_places_whole_when_less_moves",
     ),
     Mutation(
@@ -128,17 +128,52 @@ TRANSITIONS = (
     ),
     Mutation(
         "deal positions by what the plan names, whatever is held",
-        "transition/place.py",
-        "self._overlaps(*key[:2]) * 2",
-        "self._overlaps(*key[:2]) * 0",
+        "transition/deal.py",
+        "preferred = overlap[held[has]][:, wanted[takes]] * 2",
+        "preferred = overlap[held[has]][:, wanted[takes]] * 0",
         "tests/paper/test_fig6.py::test_an_execution_moves_the_least_and_every_bit_arrives",
     ),
     Mutation(
         "gather on the devices that stay only in the paper's composition",
-        "transition/estimate.py",
-        "unit.layout.size // sub.size * copy",
+        "transition/minimum.py",
+        "old.size // sub.size * copy",
         "copy",
         "tests/paper/test_fig6.py::test_least_and_composed_bytes_are_the_oracles",
+    ),
+    Mutation(
+        "let groups that lie otherwise on nodes share their flows",
+        "transition/exchanges.py",
+        "units), places, nodes, lacking)",
+        "units), places, lacking)",
+        "tests/transition/test_alike.py::test_loads_are_the_sums_of_the_moves_of_each_primitive",
+    ),
+    Mutation(
+        "ask owners on any node",
+        "transition/routes.py",
+        "node_of=dag.node_of)",
+        "node_of=None)",
+        "tests/transition/test_alike.py::test_loads_are_the_sums_of_the_moves_of_each_primitive",
+    ),
+    Mutation(
+        "count nobody's staging buffers",
+        "transition/estimate.py",
+        "loads.buffer_bytes()",
+        "{}",
+        "tests/transition/test_alike.py::test_peaks_count_staging_buffers_and_the_communication_group",
+    ),
+    Mutation(
+        "forget how many devices are alike",
+        "transition/minimum.py",
+        "return common * int((np.rint",
+        "return int((np.rint",
+        "tests/transition/test_alike.py::test_the_least_bytes_by_classes_are_those_of_single_devices",
+    ),
+    Mutation(
+        "take kinds that are cut otherwise for one family",
+        "transition/classes.py",
+        "(*each.intervals.values(), *each.holders.values())",
+        "(*each.holders.values(),)",
+        SHARDS,
     ),
 )
 
