@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nereus.engine.groups import as_bytes
 from nereus.engine.messages import ALONE_BYTES, Message, Part, bundle_bytes, rounds
 from nereus.engine.ring import Ring, padded
 
@@ -74,3 +75,9 @@ def test_a_part_larger_than_the_bundle_is_cut_where_it_stays_contiguous() -> Non
     assert [part.view.shape for parts in sent for part in parts] == [(1, 2, 4096)] * 3
     assert all(part.plain for parts in sent for part in parts)
     assert torch.equal(torch.cat([part.view for parts in sent for part in parts], 1), whole.view)
+
+
+def test_one_element_of_any_stride_travels_as_its_bytes() -> None:
+    view = torch.tensor([1.5, 2.5, 3.5], dtype=torch.bfloat16)[1::2]
+    assert Part(view, view.dtype).plain
+    assert torch.equal(as_bytes(view).view(torch.bfloat16), torch.tensor([2.5], dtype=torch.bfloat16))

@@ -125,6 +125,8 @@ class Transition:
         pairs = {pair for found in running.pairs.values() for pair in found}
         ranks = {member: rank for rank, member in enumerate(running.group.members)}
         transport = Torch(running.group, self._worker.timeout_s)
+        if running.group.on_cuda:  # NCCL makes a group's communicator with all members, later batches need only some
+            running.group.all_reduce(torch.zeros(1, device=transport.device))
 
         def byte() -> torch.Tensor:
             return torch.zeros(1, dtype=torch.uint8, device=transport.device)

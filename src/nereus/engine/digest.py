@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from nereus.core import EMU, Kind, StateSchema, TensorSpec, TransitionError
+from nereus.engine.groups import as_bytes
 from nereus.engine.library.digest import hash_box, mix
 from nereus.engine.positions import Position
 from nereus.transition.region import Region
@@ -26,6 +27,10 @@ Hashes = NDArray[np.uint64]
 
 LANES = 1 << 10
 """Words of 8 bytes that are added up before their place counts, in the quick hash."""
+SLICE_BYTES = 1 << 24
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 0x5851F42D4C957F2D
+"""Of a 64-bit linear congruential generator (Knuth, MMIX)."""
 
 
 def marks_of(schema: StateSchema, units: Iterable[EMU]) -> Marks:
@@ -61,15 +66,27 @@ def hashes(position: Position, device: int, marks: Marks, thorough: bool) -> Has
 
 
 def quick_hash(view: torch.Tensor) -> int:
-    """Of the bits of a tensor, at the speed of memory: sums of runs of words, each mixed with its place."""
-    data = view.detach().contiguous().reshape(-1).view(torch.uint8)
+    """Of the bits of a tensor, at the speed of memory: sums of runs of words, each mixed with its place.
+
+    Taken from slices, so that a strided tensor is never copied whole.
+    """
+    rows = view.shape[0] if view.dim() else 1
+    step = max(1, rows * SLICE_BYTES // max(1, view.numel() * view.element_size()))
+    total = 0
+    for part in view.split(step) if view.dim() else (view,):
+        total = (total * _MULTIPLIER + _slice_hash(part)) & _MASK
+    return total
+
+
+def _slice_hash(view: torch.Tensor) -> int:
+    data = as_bytes(view.contiguous())
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64) if data.storage_offset() % 8 == 0 else data[:whole].clone().view(torch.int64)
     tail = int.from_bytes(data[whole:].cpu().numpy().tobytes(), "little")
     full = words.numel() // LANES * LANES
     sums = torch.cat([words[:full].view(-1, LANES).sum(1), words[full:], torch.tensor([tail], device=words.device)])
     place = torch.arange(sums.numel(), dtype=torch.int64, device=sums.device)
-    return int(mix(mix(place) ^ sums).sum()) & ((1 << 64) - 1)
+    return int(mix(mix(place) ^ sums).sum()) & _MASK
 
 
 def digests(schema: StateSchema, marks: Marks, held: Mapping[int, tuple[EMU, Any]]) -> dict[tuple[str, Kind], int]:
@@ -90,5 +107,5 @@ def digests(schema: StateSchema, marks: Marks, held: Mapping[int, tuple[EMU, Any
                         f"devices {other} and {device} hold different values"
                     )
                 if other == device:
-                    total[tensor.name, kind] = (total.get((tensor.name, kind), 0) + int(mine)) & ((1 << 64) - 1)
+                    total[tensor.name, kind] = (total.get((tensor.name, kind), 0) + int(mine)) & _MASK
     return total

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from typing import Any
 
 from nereus.core import (
@@ -40,6 +41,8 @@ from nereus.transition.routes import fingerprint, goal_units, pair_bytes, source
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+_NUMBERS = count(1)
+"""Of transitions in this process: a group's name is never used again, by another executor neither."""
 SLOWEST_BYTES_PER_S = 50e6
 """A device that moves bytes more slowly than this is taken for lost."""
 
@@ -61,7 +64,6 @@ class TransitionExecutor:
         self._schemas = schemas
         self._timeout_s = timeout_s
         self._verify = verify
-        self._epoch = 0
 
     def check(self, dag: TransitionDAG) -> dict[int, int]:
         """Device → peak bytes, from what the ledgers hold now. Raises InfeasibleError before anything moves."""
@@ -124,13 +126,12 @@ class TransitionExecutor:
     def _begin(self, progress: Progress, logical: Mapping[ModelStage, LogicalState]) -> None:
         """One group of all members, the same routes everywhere, and a first byte over every pair that will be used."""
         dag = progress.dag
-        self._epoch += 1
         members = sorted(dag.devices)
         fields: dict[str, Any] = {
             "dag": dag,
             "schemas": {ms: self._schemas[ms] for ms in _model_stages(dag)},
             "logical": logical,
-            "group": f"transition#{id(self)}.{self._epoch}",
+            "group": f"transition#{next(_NUMBERS)}",
             "members": members,
             "timeout_s": progress.timeout_s,
         }
@@ -167,13 +168,7 @@ class TransitionExecutor:
                 )
 
     def _digests(self, model_stage: ModelStage, units: Iterable[EMU]) -> Digests:
-        units, schema = tuple(units), self._schemas[model_stage]
-        marks = marks_of(schema, units)
-        fields = {"units": dict.fromkeys(units, marks), "thorough": self._verify}
-        on = {device: unit for unit in units for device in unit.devices}
-        replies = self._crew.call(sorted(on), Message("transition.hash", fields), self._timeout_s)
-        held: dict[int, tuple[EMU, Any]] = {d: (on[d], r.arrays[str(model_stage)]) for d, r in replies.items()}
-        return digests(schema, marks, held)
+        return logical_digests(self._crew, self._schemas[model_stage], units, self._timeout_s, self._verify)
 
     def _walk(self, progress: Progress) -> None:
         heard_s = time.monotonic()
@@ -248,6 +243,22 @@ class TransitionExecutor:
         except NereusError as error:
             log.warning("%s while ending a transition: %s", message.name, error)
             return {}
+
+
+def logical_digests(
+    crew: Crew, schema: StateSchema, units: Iterable[EMU], timeout_s: float, thorough: bool = True
+) -> Digests:
+    """The digest of each logical tensor and kind of one model-stage, `thorough`: the same however it is cut.
+
+    Raises TransitionError that names the tensor where replicas differ.
+    """
+    units = tuple(units)
+    marks = marks_of(schema, units)
+    on = {device: unit for unit in units for device in unit.devices}
+    fields = {"units": dict.fromkeys(units, marks), "thorough": thorough}
+    replies = crew.call(sorted(on), Message("transition.hash", fields), timeout_s)
+    held: dict[int, tuple[EMU, Any]] = {d: (on[d], r.arrays[str(on[d].model_stage)]) for d, r in replies.items()}
+    return digests(schema, marks, held)
 
 
 def _model_stages(dag: TransitionDAG) -> list[ModelStage]:

@@ -288,4 +288,7 @@ class GroupRegistry:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A flat view as bytes: gloo knows few dtypes, and moving needs none of them."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 1:  # contiguous whatever its stride says
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
