@@ -139,3 +139,14 @@ def test_advice_names_the_zero_levels_that_its_plan_uses() -> None:
     level = line.plan.of(TRAINING).candidate.zero
     assert level > 0
     assert str(TRAINING) in next(part for part in line.change.split(", ") if part.startswith(f"ZeRO {level} of "))
+
+
+def test_models_without_an_optimizer_are_whole_whatever_zero_level_a_job_is_bound_to() -> None:
+    able = replace(BARE, micro_batches=(), zero=(1,), pins={TRAINING: Pin(tp=1, pp=1, dp=2)})
+    asked = problem(2, smallest_that_fits(2, able) - 4096, able)
+    with pytest.raises(InfeasibleError) as caught:
+        search(asked, 1)
+    lines = advice.remedies(asked, replace(able, zero=(0, 1, 2, 3)), caught.value.short_bytes)
+    (line,) = (line for line in lines if line.change.startswith("ZeRO"))
+    assert str(TRAINING) in line.change
+    assert "ZeRO 0" not in line.change

@@ -152,7 +152,7 @@ def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
     if missing_zero := set(widest.zero) - set(able.zero):
         words = f"ZeRO {' or '.join(map(str, sorted(missing_zero)))}"
         levels = tuple(sorted({*able.zero, *widest.zero}))
-        yield change(words, lambda plan: _zero_words(plan, able.zero) or words, zero=levels)
+        yield change(words, lambda plan: _zero_words(plan, problem) or words, zero=levels)
     if widest.sequence_parallel and not able.sequence_parallel:
         yield change("sequence parallelism", sequence_parallel=True)
     if widest.expert_parallel and not able.expert_parallel and any(s.experts for s in problem.workflow.specs.values()):
@@ -162,12 +162,13 @@ def _options(problem: Problem, widest: Capabilities) -> Iterator[_Change]:
         yield change("offload of idle model-stages to the host", offload=True)
 
 
-def _zero_words(plan: Plan, allowed: tuple[int, ...]) -> str:
-    """The levels beyond those allowed today that a plan uses, and the model-stages that do."""
+def _zero_words(plan: Plan, problem: Problem) -> str:
+    """The levels beyond those allowed today that a plan uses, and the model-stages that do. What has no optimizer is
+    whole however the levels are restricted."""
     by_level: dict[int, list[str]] = {}
     for model_stage in plan.model_stages:
         level = plan.of(model_stage).candidate.zero
-        if level not in allowed:
+        if level not in problem.capabilities.zero and (level or problem.workflow.updated(model_stage)):
             by_level.setdefault(level, []).append(str(model_stage))
     return ", ".join(f"ZeRO {level} of {' and '.join(names)}" for level, names in sorted(by_level.items()))
 

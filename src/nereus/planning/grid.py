@@ -67,7 +67,11 @@ class Grid:
     def label(self, row: int) -> str:
         """A row with all that tells it from its neighbours."""
         candidate = self.candidate(row)
-        return f"{candidate} recompute {candidate.recompute}" if candidate.recompute != "none" else str(candidate)
+        words = [str(candidate), *(f"{n}{d}" for n, d in (("cp", candidate.cp), ("ep", candidate.ep)) if d > 1)]
+        words += [f"vpp{candidate.vpp}"] * (candidate.vpp > 1) + [f"zero{candidate.zero}"] * (candidate.zero > 0)
+        words += ["sp"] * candidate.sequence_parallel
+        words += [f"recompute {candidate.recompute}"] * (candidate.recompute != "none")
+        return " ".join(words + ["offload"] * candidate.offload)
 
 
 @dataclass(frozen=True, slots=True)
