@@ -138,7 +138,8 @@ def running(
     with Crew(limits, program, Options(config, workflow, schemas(workflow)), timeout_s=config.timeout_s) as crew:
         crew.start(range(devices))
         crew.wait_ready(range(devices), config.timeout_s)
-        job = ReplayedJob(config, workflow, crew, Local(devices, capacity_bytes, oversubscribe=True), plan, run_dir)
+        pool = Local(devices, capacity_bytes, oversubscribe=True)
+        job = ReplayedJob(config, workflow, crew, pool, plan, run_dir, verify=True)
         job.load(resume)
         yield job, TransitionExecutor(crew, schemas(workflow), config.timeout_s, verify=True)
 

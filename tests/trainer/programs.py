@@ -24,6 +24,7 @@ BUSY_CRITIC = "tests.trainer.programs.BusyCritic"
 DIES_IN_COMMIT = "tests.trainer.programs.DiesInCommit"
 DIES_IN_TRANSITION = "tests.trainer.programs.DiesInTransition"
 FAILS_IN_SYNC = "tests.trainer.programs.FailsInSync"
+SPOILS_SYNC = "tests.trainer.programs.SpoilsSync"
 FAILS_IN_TRANSITION = "tests.trainer.programs.FailsInTransition"
 
 
@@ -165,3 +166,17 @@ class FailsInSync(Reader):
 
             self._worker.ledger.hold = second  # type: ignore[assignment, method-assign]
         return self._sync(message)
+
+
+class SpoilsSync(Reader):
+    """Device 3 has one parameter wrong after a synchronisation."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {**super().handlers(), "sync": self._sync_badly}
+
+    def _sync_badly(self, message: Message) -> Message:
+        reply = self._sync(message)
+        if self._worker.device == 3:
+            position = self._worker.positions[message.fields["targets"][0].model_stage]
+            next(tensor for (name, _), tensor in position.tensors.items() if "norm" in name).view(-1)[0] += 1
+        return reply

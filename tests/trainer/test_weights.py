@@ -17,7 +17,7 @@ from nereus.trainer.config import OptimizerConfig
 from nereus.transition.compile import compile as compile_transition
 from tests.support.jobs import TIMEOUT_S, ReplayedJob, job_config, make_models, running
 from tests.support.plans import Degrees, plan_of
-from tests.trainer.programs import FAILS_IN_SYNC, READER
+from tests.trainer.programs import FAILS_IN_SYNC, READER, SPOILS_SYNC
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -83,6 +83,17 @@ def test_a_receiver_that_fails_ends_the_wait_of_its_sender_and_of_the_other_rece
         assert held[2][ROLLOUT][1].policy_version == 0, "weights count only when all have arrived"
         assert held[0][ACTOR][1].update_count == 2
         assert job.checkpoint().is_dir()
+
+
+@pytest.mark.parametrize("receivers", [(1, 2, 3), (3,)], ids=["among replicas", "of the trained"])
+def test_weights_that_arrived_wrong_are_named(receivers: tuple[int, ...], models: Path, tmp_path: Path) -> None:
+    config = job_config(models, Grpo(), precision="bf16", steps=1)
+    degrees = {**ONE_TO_MANY, "actor/generation": (1, 1, len(receivers), receivers)}
+    with (
+        running(config, plan_of(degrees), tmp_path, 4, program=SPOILS_SYNC) as (job, _),
+        pytest.raises(TransitionError, match=r"(copies of actor/generation|another hash than in) .*norm"),
+    ):
+        list(job.boundaries())
 
 
 def test_a_new_replica_joins_a_warm_up_at_the_rate_of_the_old_one(models: Path, tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ from nereus.core import (
 )
 from nereus.core.ports import ClusterSource
 from nereus.cost.schedule import waits
+from nereus.cost.state import schemas
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
+from nereus.engine.executor import logical_digests
 from nereus.trainer import checkpoint, dispatch, measure
 from nereus.trainer.calls import Accounts, Calls
 from nereus.trainer.config import JobConfig
@@ -48,10 +50,20 @@ MAX_MEMORY_EVENTS = 8
 
 
 class RLJob:
-    """Runs RL steps under whatever units exist. `step` counts finished steps, `position` consumed sample ids."""
+    """Runs RL steps under whatever units exist. `step` counts finished steps, `position` consumed sample ids.
+
+    With `verify`, the hash of every parameter must be that of the trained one after each weight synchronisation.
+    """
 
     def __init__(
-        self, config: JobConfig, workflow: Workflow, crew: Crew, source: ClusterSource, plan: Plan, run_dir: Path
+        self,
+        config: JobConfig,
+        workflow: Workflow,
+        crew: Crew,
+        source: ClusterSource,
+        plan: Plan,
+        run_dir: Path,
+        verify: bool = False,
     ) -> None:
         self.config = config
         self.workflow = workflow
@@ -60,6 +72,7 @@ class RLJob:
         self.plan = plan
         self.units = expand(plan)
         self.run_dir = run_dir
+        self.verify = verify
         self.step = 0
         self.position = 0
         self.table: SampleTable | None = None
@@ -269,6 +282,19 @@ class RLJob:
             start = partial(calls.sync, source, target, self._wiring.sync(target))
             after.append(dispatch.Task("sync", self._devices(source, target), needed, start))
         self.call_s |= dispatch.run(self.crew, after, self.config.timeout_s)
+        for source, target in self.workflow.weight_syncs if self.verify else ():
+            self._check_weights(source, target)
+
+    def _check_weights(self, source: ModelStage, target: ModelStage) -> None:
+        """Raises TransitionError that names parameters in which the two differ."""
+        known = schemas(self.workflow)
+        wanted, found = (
+            logical_digests(self.crew, known[ms], self.units.of(ms), self.config.timeout_s) for ms in (source, target)
+        )
+        changed = [name for name, kind in found if found[name, kind] != wanted[name, kind]]
+        if changed:
+            named = ", ".join(changed[:5])
+            raise TransitionError(f"{target}: another hash than in {source}: {named} ({len(changed)} in all)")
 
     def _tasks(self, calls: Calls, table: SampleTable, wanted: Sequence[Call]) -> list[dispatch.Task]:
         """The calls not done yet, each after those that it waits for in the cost model."""

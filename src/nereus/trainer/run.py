@@ -65,7 +65,8 @@ def train(
     """Train under the controller until the last step, Ctrl-C or an error; no process is left in any case.
 
     `resume` is the directory of an earlier run; its newest checkpoint is loaded into whatever plan suits this pool.
-    `verify` compares the hash of every logical tensor before and after each transition.
+    `verify` compares the hash of every logical tensor before and after each transition, and of every parameter with
+    the trained one after each weight synchronisation.
     Raises InfeasibleError when nothing fits, WorkerLostError when a worker dies (after a checkpoint if the state is
     whole).
     """
@@ -82,7 +83,7 @@ def train(
     with _crew(config, workflow, cluster) as crew:
         crew.start(begin)
         crew.wait_ready(begin, config.timeout_s)
-        job = RLJob(config, workflow, crew, source, state.plan, run_dir)
+        job = RLJob(config, workflow, crew, source, state.plan, run_dir, verify)
         executor = TransitionExecutor(crew, schemas(workflow), config.timeout_s, verify)
         with _stopping(job):
             job.load(stored)
