@@ -139,11 +139,11 @@ def test_refusals_are_counted_and_name_a_few() -> None:
     assert sum(r.count for r in memory) > len(memory)
 
 
-def test_examples_of_refusals_differ_in_what_they_say() -> None:
-    able = Capabilities(zero=(0, 1, 3), vpp=(1, 2), offload=True, sequence_parallel=True)
-    refused = search(Problem(grpo(SMALL), WORKLOAD, cluster(2, 26 * 10**6), able)).refused
-    memory = [r.plan for r in refused if "does not fit in memory, even alone" in r.reason]
-    assert len(set(memory)) == len(memory) == 3
+def test_labels_tell_rows_apart() -> None:
+    able = Capabilities(zero=(0, 1), cp=(1, 2), vpp=(1, 2), offload=True)
+    grid = Grids(problem(able), (4,)).of(ACTOR)
+    labels = [grid.label(row) for row in range(len(grid.rows))]
+    assert len(set(labels)) == len(labels) == len({grid.candidate(row) for row in range(len(grid.rows))})
 
 
 @pytest.mark.parametrize(

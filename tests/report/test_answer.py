@@ -146,6 +146,7 @@ def test_a_model_stage_has_one_colour_in_both_pictures(plain: Answer) -> None:
     assert names <= set(legend)
     assert all(legend[name] == fill for name, fill in timeline if name in names)
     assert len(set(legend.values())) == len(legend)
+    assert set(legend) - names == {term for row in plain.best.memory for term, size in row.added.items() if size}
 
 
 def test_the_page_stands_alone_and_draws_every_call_and_device_group(plain: Answer) -> None:
@@ -157,7 +158,7 @@ def test_the_page_stands_alone_and_draws_every_call_and_device_group(plain: Answ
     assert plain.best is not None
     space = "{http://www.w3.org/2000/svg}"
     assert len(pictures[0].findall(f"{space}rect")) == len(plain.best.calls)
-    parts = sum(len(row.stored) + len(row.added) for row in plain.best.memory)
+    parts = sum(size > 0 for row in plain.best.memory for size in (*row.stored.values(), *row.added.values()))
     assert len(pictures[1].findall(f"{space}rect")) == parts
     ends = [float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in pictures[0].iter(f"{space}rect")]
     assert max(ends) <= html.WIDTH

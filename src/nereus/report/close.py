@@ -114,5 +114,5 @@ def rows(others: Sequence[RunnerUp]) -> Iterator[Row]:
 
 def row(other: RunnerUp, more: str = "") -> Row:
     """One plan."""
-    parts = (f"with {other.asked}:" if other.asked else "", other.why, other.changes + more)
+    parts = (f"with {other.asked}" if other.asked else "", other.why, other.changes + more)
     return show_seconds(other.step_s), f"{other.slower:.1%}", "; ".join(filter(None, parts))

@@ -96,7 +96,8 @@ def memory(rows: Sequence[MemoryView], model_stages: Sequence[str] = ()) -> str:
     `model_stages` have the colours that the timeline gives them.
     """
     shown = rows[:FULLEST]
-    names = list(dict.fromkeys((*model_stages, *(name for row in shown for name in (*row.stored, *row.added)))))
+    held = [name for row in shown for name, size in (*row.stored.items(), *row.added.items()) if size]
+    names = list(dict.fromkeys((*model_stages, *held)))
     largest = max(max(row.capacity_bytes, row.peak_bytes) for row in shown)
     scale = (WIDTH - LABEL - 130) / largest
     shapes = []
@@ -105,7 +106,7 @@ def memory(rows: Sequence[MemoryView], model_stages: Sequence[str] = ()) -> str:
         shapes.append(html.text(0, y, f"{row.where} ({row.count:,})"[:44]))
         parts = [(name, f"{name} stored", size) for name, size in row.stored.items()]
         parts += [(name, f"{row.call}: {name}", size) for name, size in row.added.items()]
-        for name, words, size in parts:
+        for name, words, size in (part for part in parts if part[2]):
             fill = html.colour(names, name)
             shapes.append(html.bar(x, y, size * scale, fill, f"{words} {show_bytes(size)}"))
             x += size * scale
