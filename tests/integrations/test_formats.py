@@ -72,6 +72,29 @@ def refusal(framework: str, text: str, name: str = "run.sh", **variables: str) -
     return error.value
 
 
+def test_lines_of_flags_may_have_several_values_and_unknown_words() -> None:
+    text = "--num-rollout 8\n--eval-prompt-data aime a.jsonl\n--rollout-batch-size 32\n--colocate ${MODEL_ARGS[@]}\n"
+    text += "--n-samples-per-prompt 8\n--global-batch-size 256\n--actor-num-nodes 2\n--actor-num-gpus-per-node 8\n"
+    found = read_text("slime", text, "flags.txt")
+    assert (found.devices, found.colocated, found.batch.prompts) == (16, True, 32)
+
+
+def test_more_devices_than_a_cluster_may_have_are_refused() -> None:
+    error = refusal("openrlhf", "python train.py --actor.num_nodes 3987742429217623 --train.batch_size 8")
+    assert error.reason is Refusal.INVALID
+    assert "at most 131,072 are valid" in str(error)
+    error = refusal("openrlhf", "python train.py --vllm.num_engines -1 --train.batch_size 8")
+    assert "--vllm.num_engines=-1: valid are 0 (none) and more" in str(error)
+
+
+def test_what_is_neither_keys_nor_flags_says_what_is_read() -> None:
+    with pytest.raises(
+        RefusedImportError, match=r"notes.txt: neither a mapping of keys nor lines of key=value"
+    ) as error:
+        read_text("slime", "some words\nof a letter\n", "notes.txt")
+    assert error.value.reason is Refusal.UNREADABLE
+
+
 def test_an_unset_variable_is_named_with_its_line_and_key_and_can_be_given() -> None:
     text = "#!/bin/bash\n\npython3 -m verl.trainer.main_ppo data.train_batch_size=8 \\\n  trainer.nnodes=$WORLD\n"
     error = refusal("verl", text)
@@ -104,7 +127,7 @@ def test_a_default_of_a_missing_argument_counts() -> None:
         ("a.json", '{"trainer.nnodes": 1,\n "x" 2}', ["a.json line 2", "not JSON"]),
         ("a.yaml", "trainer:\n  nnodes: [1\n", ["a.yaml line 3", "not YAML"]),
         ("a.yaml", "- 1\n- 2", ["none of its keys"]),
-        ("a.yaml", "just text", ["expected a mapping"]),
+        ("a.yaml", "just text", ["neither a mapping of keys nor lines"]),
         ("a.json", "3", ["expected an object"]),
         ("a.yaml", "model: x\noptimizer: y", ["none of its keys", "actor_rollout_ref"]),
         ("run.sh", "echo hello\n", ["none of its keys"]),

@@ -187,7 +187,7 @@ def _beside(path: str, folder: Path | None) -> str | None:
 
 
 def _lines(text: str) -> dict[str, Value]:
-    """`key=value` and `--flag value` lines; empty when any line is neither."""
+    """`key=value` and `--flag value ...` lines; empty when any line is neither."""
     found: dict[str, Value] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         bare = line.strip().removesuffix("\\").strip()
@@ -198,7 +198,7 @@ def _lines(text: str) -> dict[str, Value]:
         except ValueError:
             return {}
         values, rest = _arguments(Command(tuple(words), number))
-        if rest or not values:
+        if not values or (rest and not bare.startswith("--")):
             return {}
         found |= values
     return found
@@ -243,7 +243,9 @@ def _yaml_data(text: str, name: str) -> Mapping[str, Any]:
     if isinstance(data, list):
         return {key: value.raw for key, value in _listed(data).items()}
     if not isinstance(data, dict):
-        raise RefusedImportError(Refusal.UNREADABLE, f"{name}: expected a mapping of keys")
+        raise RefusedImportError(
+            Refusal.UNREADABLE, f"{name}: neither a mapping of keys nor lines of key=value or --flag value"
+        )
     return data
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nereus.clusters.file import MOST_DEVICES
 from nereus.integrations._keys import Keys
 from nereus.integrations._tables import Table, degree, fill, part, size, switch
 from nereus.integrations.imported import Batch, Imported, MiniBatch, Part, Refusal, RefusedImportError
@@ -53,6 +54,9 @@ def imported(keys: Keys) -> Imported:
         raise RefusedImportError(Refusal.NO_BATCH, f"{keys.launch.name}: {other} is no RL step: nothing is generated")
     nodes, per_node, training = _pool(keys, "actor")
     engines = keys.integer("--vllm.num_engines", "--vllm_num_engines", of="rollout.dp")
+    if engines is not None and engines < 0:
+        message = f"{keys.launch.name}: --vllm.num_engines={engines}: valid are 0 (none) and more"
+        raise RefusedImportError(Refusal.INVALID, message)
     everything = keys.flag("--train.colocate_all", "--colocate_all_models", default=False)
     engine = fill(keys, ENGINE, "rollout")
     generating = (engines or 0) * int(engine["tp"])
@@ -152,14 +156,17 @@ def _placed(keys: Keys, roles: tuple[str, ...], generating: int) -> dict[str, tu
         "critic": "actor_train" if everything else None,
         "reward": "actor_train" if everything else "critic" if with_critic else None,
     }
-    found = {"actor_train": tuple(range(_pool(keys, "actor")[2]))}
-    used = len(found["actor_train"])
+    used = 0
 
     def behind(size: int) -> tuple[int, ...]:
         nonlocal used
         used += size
+        if used > MOST_DEVICES:
+            message = f"{keys.launch.name}: its roles have {used:,} devices, at most {MOST_DEVICES:,} are valid"
+            raise RefusedImportError(Refusal.INVALID, message)
         return tuple(range(used - size, used))
 
+    found = {"actor_train": behind(_pool(keys, "actor")[2])}
     for role, name in (("reference", "ref"), ("critic", "critic"), ("reward", "reward")):
         if role in roles:
             other = shared[role]
