@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from nereus.clusters.named import machine
 from nereus.core import Calibration, Candidate, DeviceKind, Layout, Lengths, ModelSpec, Workload
 from nereus.cost.decoding import Engine
-from nereus.cost.generation import generate, segments
+from nereus.cost.generation import generate
 from nereus.cost.kernels import Rates
+from nereus.cost.lengths import segments
 from nereus.cost.prices import CallPrices
 from nereus.cost.rows import Rows
 from nereus.cost.site import Site
@@ -45,7 +46,7 @@ def seconds(
 
 
 def test_the_batch_shrinks_as_sequences_end() -> None:
-    steps, ends, alive = segments(WORKLOAD, np.array([256.0, 8.0]))
+    steps, ends, alive = segments(WORKLOAD.response, np.array([256.0, 8.0]))
     assert ends[-1] == pytest.approx([4096, 4096])
     assert alive[0] == pytest.approx([256, 8])
     assert (np.diff(alive, axis=0) <= 0).all()
@@ -54,7 +55,7 @@ def test_the_batch_shrinks_as_sequences_end() -> None:
 
 
 def test_one_sequence_decodes_one_segment() -> None:
-    steps, _, alive = segments(WORKLOAD, np.array([1.0]))
+    steps, _, alive = segments(WORKLOAD.response, np.array([1.0]))
     assert steps.sum() == 4096
     assert alive[steps > 0] == pytest.approx([1.0])
 

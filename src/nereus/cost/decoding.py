@@ -7,7 +7,8 @@ engine's own, and what its scheduler takes between steps are constants of the de
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,18 +38,26 @@ class Parts:
     messages: Floats
 
     def __add__(self, other: Parts) -> Parts:
-        return Parts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Parts(*map(np.add, self._columns, other._columns))
 
-    def __getitem__(self, rows: object) -> Parts:
-        return Parts(*(getattr(self, each.name)[rows] for each in fields(self)))
+    def __getitem__(self, rows: Any) -> Parts:
+        return Parts(*(column[rows] for column in self._columns))
 
     def times(self, steps: Floats) -> Parts:
         """Of so many passes."""
-        return Parts(*(steps * getattr(self, each.name) for each in fields(self)))
+        return Parts(*(steps * column for column in self._columns))
 
     def summed(self) -> Parts:
         """Sums over segments; the first axis goes."""
-        return Parts(*(getattr(self, each.name).sum(axis=0) for each in fields(self)))
+        return Parts(*(column.sum(axis=0) for column in self._columns))
+
+    @property
+    def _columns(self) -> tuple[Floats, ...]:
+        """In the order of the fields."""
+        return (
+            self.dense, self.routed, self.embed, self.head, self.reduce, self.exchange, self.gather,
+            self.hidden_bytes, self.messages,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +118,11 @@ class Engine:
         return Parts(
             dense=launched_s(rates, dense, kernels),
             routed=launched_s(rates, routed, kernels) if spec.experts else zeros,
-            embed=launched_s(rates, zeros, ends),
-            head=launched_s(rates, self._head_s(block.batch.head_tokens), ends),
+            embed=launched_s(rates, 0.0, ends) + zeros,
+            head=launched_s(rates, self._head_s(block.batch.head_tokens), ends) + zeros,
             reduce=reduce * block.hidden_tp_s() + zeros,
             exchange=(2 * block.experts_exchange_s() if spec.experts else zeros) + zeros,
-            gather=self._gather_s(block.batch.head_tokens),
+            gather=self._gather_s(block.batch.head_tokens) + zeros,
             hidden_bytes=block.hidden_bytes + zeros,
             messages=zeros + 1.0,
         )

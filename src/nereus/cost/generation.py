@@ -16,11 +16,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from nereus.core import Lengths, ModelSpec, Workload
+from nereus.core import ModelSpec, Workload
 from nereus.cost.collectives import by_link, send_s
 from nereus.cost.decoding import Engine, Parts
 from nereus.cost.held import split_layers
-from nereus.cost.lengths import GROUPS, decode_profile
+from nereus.cost.lengths import GROUPS, segments
 from nereus.cost.prices import CallPrices
 from nereus.cost.ranks import Ranks
 from nereus.cost.rows import Bools, Floats, Ints, Rows, distinct
@@ -37,16 +37,11 @@ def generate(spec: ModelSpec, rows: Rows, workload: Workload, site: Site) -> Cal
     wave = _Wave(Engine(spec, rows[alike], site), workload)
     share = -(-workload.sequences // rows.dp)
     prefill, decode, between_s = wave.price(live[alike], share[alike].astype(float))
-    ranks = Ranks.ends(rows, spec.layers)
-    prefill, decode, dispatch_s = prefill[where], decode[where], site.dispatch_s + between_s[where]
-    totals = []
-    for rank in ranks:
-        total = {"dispatch": dispatch_s}
-        for name, parts in (("prefill", prefill), ("decode", decode)):
-            for key, seconds in _rank_s(name, parts, rank, spec, rows, site).items():
-                total[key] = total.get(key, 0.0) + seconds
-        totals.append(total)
-    return _turns(site, ranks, totals)
+    ranks, total = Ranks.stacked(rows, spec.layers), dict[str, Floats]()
+    for name, parts in (("prefill", prefill[where]), ("decode", decode[where])):
+        for key, seconds in _ranks_s(name, parts, ranks, spec, rows, site).items():
+            total[key] = total[key] + seconds if key in total else seconds
+    return _turns(site, ranks, total, site.dispatch_s + between_s[where])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class _Wave:
         once, engine = live[few], replace(self.engine, rows=self.engine.rows[few])
         if self.engine["generation.refill"] == 0:
             prompt, waves = self.workload.prompt.maximum, np.ceil(share / live)
-            decode, between_s = self._shrinking(engine, once, prompt)
+            decode, between_s, _ = self._shrinking(engine, once, prompt)
             return (
                 engine.prefill(once, prompt)[where].times(waves),
                 decode[where].times(waves),
@@ -70,38 +65,25 @@ class _Wave:
             )
         prompt, again = self.workload.prompt.mean, share / live - 1
         cached, steps = prompt + _occupied(self.workload), again * self.workload.response.mean
-        prefill, resumed = engine.prefill(once, prompt), engine.prefill(once, np.array(cached))
-        decode, between_s = self._shrinking(engine, once, prompt)
-        full = engine.step(once, np.full(len(once), cached))
+        prefills = engine.prefill(once, np.array([[prompt], [cached]]))
+        decode, between_s, full = self._shrinking(engine, once, prompt, cached)
         return (
-            prefill[where].times(again + 1) + resumed[where].times(again),
+            prefills[:, where].times(np.array([again + 1, again])).summed(),
             decode[where] + full[where].times(steps),
             between_s[where] + steps * engine.between_s(once)[where],
         )
 
-    def _shrinking(self, engine: Engine, live: Floats, prompt: float) -> tuple[Parts, Floats]:
-        """Decode steps and seconds between them while the last `live` sequences end."""
-        steps, ends, alive = segments(self.workload, live)
-        parts = engine.step(alive, prompt + ends - steps / 2)
-        return parts.times(steps).summed(), (steps * engine.between_s(alive)).sum(axis=0)
+    def _shrinking(
+        self, engine: Engine, live: Floats, prompt: float, cached: float = 0.0
+    ) -> tuple[Parts, Floats, Parts]:
+        """Decode steps and seconds between them while the last `live` sequences end.
 
-
-def segments(workload: Workload, live: Floats) -> tuple[Floats, Floats, Floats]:
-    """(steps, ends, alive), each [segment, row]: decode steps, the token count they reach, sequences still alive."""
-    counts, index = np.unique(live.astype(np.int64), return_inverse=True)
-    groups = np.minimum(counts, GROUPS)
-    ends = np.array([_ends(workload.response, int(group)) for group in groups]).T
-    position = np.arange(GROUPS)[:, None]
-    alive = np.ceil(counts * np.maximum(1.0 - position / groups, 0.0))
-    steps = np.diff(ends, axis=0, prepend=0.0)
-    return steps[:, index], ends[:, index], alive[:, index]
-
-
-@lru_cache(maxsize=1024)
-def _ends(response: Lengths, groups: int) -> Floats:
-    """Where each of so many groups of equal size ends, the longest repeated up to `GROUPS`."""
-    ends, _ = decode_profile(response, groups)
-    return np.concatenate([ends, np.full(GROUPS - groups, ends[-1])])
+        With them one step of all that are live, each with `cached` tokens.
+        """
+        steps, ends, alive = segments(self.workload.response, live)
+        context = np.concatenate([prompt + ends - steps / 2, np.full((1, len(live)), cached)])
+        parts = engine.step(np.concatenate([alive, live[None]]), context)
+        return parts[:-1].times(steps).summed(), (steps * engine.between_s(alive)).sum(axis=0), parts[-1]
 
 
 def _alike(engine: Engine, workload: Workload) -> tuple[Floats, Ints, Ints]:
@@ -124,42 +106,40 @@ def _groups(rows: Rows) -> list[Ints | Bools]:
 @lru_cache(maxsize=64)
 def _occupied(workload: Workload) -> float:
     """Response tokens that a live sequence holds on average: long ones live longer."""
-    _, ends, alive = segments(workload, np.array([float(GROUPS)]))
+    _, ends, alive = segments(workload.response, np.array([float(GROUPS)]))
     steps = np.diff(ends, axis=0, prepend=0.0)
     return float((steps * alive * (ends - steps / 2)).sum() / max((steps * alive).sum(), 1.0))
 
 
-def _rank_s(name: str, parts: Parts, rank: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
-    """What one pp rank does in all passes together."""
-    dense, routed = split_layers(spec, rank)
+def _ranks_s(name: str, parts: Parts, ranks: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
+    """What each pp rank (first axis) does in all passes together."""
+    dense, routed = split_layers(spec, ranks)
+    busy_s, pairs = dense * parts.dense + ranks.first * parts.embed + ranks.last * parts.head, 2.0 * dense
+    found = {}
+    if spec.experts:
+        busy_s = busy_s + routed * parts.routed
+        pairs = pairs + np.where(rows.ep > 1, 1 + (spec.shared_experts > 0), 2) * routed
+        found["ep"] = routed * parts.exchange
+    found[name] = busy_s
+    found["tp"] = (pairs + ranks.first) * parts.reduce + ranks.last * parts.gather
     # Each rank but the last sends on in every pass; the last returns the chosen token to the first.
-    several = rows.pp > 1
-    onward, returns = several & ~rank.last, several & rank.last & (name == "decode")
-    sent_s = by_link(
+    onward_s = by_link(
         site,
         rows.pp_spans,
-        lambda link: (
-            onward * (send_s(link, parts.hidden_bytes) + (parts.messages - 1) * link.latency_s)
-            + returns * parts.messages * link.latency_s
-        ),
+        lambda link: send_s(link, parts.hidden_bytes) + (parts.messages - 1) * link.latency_s,
     )
-    pairs = 2 * dense + np.where(rows.ep > 1, 1 + (spec.shared_experts > 0), 2) * routed
-    return {
-        name: dense * parts.dense + routed * parts.routed + rank.first * parts.embed + rank.last * parts.head,
-        "tp": (pairs + rank.first) * parts.reduce + rank.last * parts.gather,
-        "ep": np.asarray(routed * parts.exchange, dtype=float),
-        "pp": np.asarray(sent_s, dtype=float),
-    }
+    returned_s = by_link(site, rows.pp_spans, lambda link: parts.messages * link.latency_s)
+    sent_s = np.where(ranks.last, returned_s if name == "decode" else 0.0, onward_s)
+    found["pp"] = np.where(rows.pp > 1, sent_s, 0.0)
+    return found
 
 
-def _turns(site: Site, ranks: tuple[Ranks, ...], totals: list[dict[str, Floats]]) -> CallPrices:
+def _turns(site: Site, ranks: Ranks, total: Seconds, dispatch_s: Floats) -> CallPrices:
     """The busiest pp rank, which waits while the others take their turn; that wait counts as `pp`."""
-    counts = np.array([rank.count for rank in ranks])
-    own = [{key: seconds for key, seconds in total.items() if key != "dispatch"} for total in totals]
-    weights = np.array([site.weigh(total) for total in own])
-    busiest = np.argmax(np.where(counts > 0, weights, -1.0), axis=0)
-    wait_s = (counts * weights).sum(axis=0) - np.choose(busiest, weights)
-    ideal = {key: np.choose(busiest, [total[key] for total in totals]) for key in totals[0]}
+    weights, rows = site.weigh(total), np.arange(len(dispatch_s))
+    busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0) * len(rows) + rows
+    wait_s = (ranks.count * weights).sum(axis=0) - weights.take(busiest)
+    ideal = {key: seconds.take(busiest) for key, seconds in total.items()}
     ideal["pp"] = ideal["pp"] + wait_s * site.efficiency("pp").value
-    kept = {key: seconds for key, seconds in ideal.items() if seconds.any()}
+    kept = {key: seconds for key, seconds in (ideal | {"dispatch": dispatch_s}).items() if seconds.any()}
     return CallPrices(site.weigh(kept), kept)

@@ -64,6 +64,22 @@ def decode_profile(lengths: Lengths, sequences: int) -> tuple[NDArray[np.float64
     return np.array(_ends(lengths, groups)), live
 
 
+def segments(
+    lengths: Lengths, live: NDArray[np.int64] | NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(steps, ends, alive), each [segment, row]: the same for many numbers of sequences, with the steps of a segment.
+
+    Where there are fewer segments nobody is alive in the others.
+    """
+    counts, index = np.unique(live, return_inverse=True)
+    groups = np.minimum(counts, GROUPS).astype(np.int64)
+    known = [_ends(lengths, group) for group in groups.tolist()]
+    ends = np.array([(*each, *each[-1:] * (GROUPS - len(each))) for each in known]).T
+    alive = np.ceil(counts * np.maximum(1.0 - np.arange(GROUPS)[:, None] / groups, 0.0))
+    steps = np.diff(ends, axis=0, prepend=0.0)
+    return steps[:, index], ends[:, index], alive[:, index]
+
+
 @lru_cache(maxsize=1024)
 def _ends(lengths: Lengths, groups: int) -> tuple[float, ...]:
     """Where each of so many groups of equal size ends."""

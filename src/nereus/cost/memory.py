@@ -13,9 +13,9 @@ from nereus.cost.activations import Widths
 from nereus.cost.cache import kv_token_bytes
 from nereus.cost.constants import of_kind
 from nereus.cost.held import Held, split_layers
-from nereus.cost.lengths import decode_profile, moments
+from nereus.cost.lengths import moments, segments
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import RECOMPUTE, Floats, Ints, Rows
+from nereus.cost.rows import RECOMPUTE, Floats, Ints, Rows, distinct
 from nereus.cost.state import dtypes
 from nereus.cost.windows import cached_tokens
 
@@ -267,12 +267,9 @@ class Load:
         spec = self.memory.spec
         if not response.quantiles:
             return np.asarray(sequences * _cached(spec, prompt + response.maximum), dtype=np.float64)
-        counts, where = np.unique(sequences, return_inverse=True)
-        most = []
-        for count in counts.tolist():
-            ends, live = decode_profile(response, count)
-            most.append(max(left * _cached(spec, prompt + end) for end, left in zip(ends, live, strict=True)))
-        return np.array(most, dtype=np.float64)[where].reshape(np.shape(sequences))
+        few, where = distinct([sequences])
+        _, ends, alive = segments(response, sequences[few])
+        return np.asarray((alive * _cached(spec, prompt + ends)).max(axis=0)[where])
 
 
 def runtime_bytes(kind: DeviceKind) -> int:
@@ -314,6 +311,6 @@ def micro_batches_in_flight(rows: Rows, ranks: Ranks, count: Floats) -> Floats:
     return np.asarray(np.minimum(np.where(rows.vpp > 1, chunks / rows.vpp, after), count), dtype=np.float64)
 
 
-def _cached(spec: ModelSpec, tokens: float) -> float:
+def _cached(spec: ModelSpec, tokens: Floats | float) -> Floats:
     """Tokens of which a layer holds keys and values on average, in whole blocks."""
-    return float(cached_tokens(spec, -(-math.ceil(tokens) // BLOCK_TOKENS) * BLOCK_TOKENS))
+    return cached_tokens(spec, np.ceil(np.ceil(tokens) / BLOCK_TOKENS) * BLOCK_TOKENS)

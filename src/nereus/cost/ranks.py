@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -53,9 +53,12 @@ class Ranks:
     @classmethod
     @lru_cache(maxsize=RECENT)
     def stacked(cls, rows: Rows, layers: int) -> Ranks:
-        """`ends` as a first axis."""
-        found = cls.ends(rows, layers)
-        return cls(*(np.array([getattr(ranks, field.name) for ranks in found]) for field in fields(cls)))
+        """`ends` as a first axis. Layers and counts are whole numbers as floats, like what they are multiplied with."""
+        columns = zip(
+            *((r.index, r.before, r.layers, r.first, r.last, r.count) for r in cls.ends(rows, layers)), strict=True
+        )
+        index, before, held, first, last, count = map(np.array, columns)
+        return cls(index, before, held.astype(float), first, last, count.astype(float))
 
     @classmethod
     def emptiest(cls, rows: Rows, layers: int) -> Ranks:

@@ -79,7 +79,7 @@ class Replicas:
         local = np.maximum(self._local_copies * np.where(self.rows.ep > 1, self.rows.tp, 1) // self.rows.ep, 1)
         return summed_s + self._reduce_s(held.expert_replicas, local, element_bytes * held.experts)
 
-    def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Ints) -> Floats:
+    def _reduce_s(self, ranks: Ints, local: Ints, size_bytes: Floats) -> Floats:
         """An all-reduce in buckets, among ranks of which a node has `local`."""
         spans = self.rows.dp_spans | self.rows.cp_spans
         buckets = np.maximum(np.ceil(size_bytes / self.site.rates["dp.bucket_bytes"]), 1.0)

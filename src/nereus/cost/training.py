@@ -99,8 +99,8 @@ class Pipeline:
         total |= replicas.update(one, full + (rest > 0)) if self.train else replicas.gather(one, full + (rest > 0))
         weights, waits = self.site.weigh(total), self.site.weigh(one)
         busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0) * len(rows) + np.arange(len(rows))
-        wait_s = ((ranks.count * waits).sum(axis=0) - np.take(waits, busiest)) / rows.vpp
-        ideal = {name: repeats * np.take(seconds, busiest) for name, seconds in total.items()}
+        wait_s = ((ranks.count * waits).sum(axis=0) - waits.take(busiest)) / rows.vpp
+        ideal = {name: repeats * seconds.take(busiest) for name, seconds in total.items()}
         # The wait is predicted time already: it enters the ideal seconds such that weighing gives it back.
         ideal["pp"] = ideal["pp"] + repeats * wait_s * self.site.efficiency("pp").value
         commands = MINI_BATCH_COMMANDS if self.train else 1
