@@ -72,11 +72,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_constants_and_the_host_rate_are_read(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
-    text = TEXT.replace("launch_s: 1e-5}", "launch_s: 1e-5, host_rate: 25 GB/s, constants: {gemm.share: 0.5}}")
+    text = TEXT.replace(
+        "launch_s: 1e-5}", "launch_s: 1e-5, host_rate: 25 GB/s, host_memory: 1 TB, constants: {gemm.share: 0.5}}"
+    )
     assert text != TEXT
     path.write_text(text)
     (kind,) = read(path).kinds.values()
     assert kind.host_bytes_per_s == 25e9
+    assert set(read(path).host_bytes().values()) == {10**12}
     assert kind.constants == {"gemm.share": 0.5}
 
 

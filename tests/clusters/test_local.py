@@ -13,6 +13,11 @@ def test_every_device_has_the_capacity_and_the_speed() -> None:
     assert {found.kind(device).speed for device in found.ids} == {0.3}
 
 
+def test_host_memory_is_of_the_machine_and_none_unless_given() -> None:
+    assert Local(2, "1 MB", cores=2).cluster().host_bytes() == {}
+    assert Local(2, "1 MB", host_memory="3 MB", cores=2).cluster().host_bytes() == {0: 3 * 10**6}
+
+
 def test_all_devices_are_there_at_every_boundary() -> None:
     assert Local(devices=2, capacity=10**6, cores=2).available(Boundary(7, 1.0)) == {0, 1}
 
@@ -41,6 +46,7 @@ def test_what_the_message_proposes_is_accepted() -> None:
         ({"capacity": "24 MX"}, "capacity '24 MX' is not a size"),
         ({"capacity": "-1 MB"}, "not a size"),
         ({"capacity": 0}, "more than 0 bytes"),
+        ({"host_memory": "lots"}, "host_memory 'lots' is not a size"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:

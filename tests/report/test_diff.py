@@ -56,8 +56,11 @@ AFTER = plan(
 )
 
 
+NO_CONTEXT = {"context.bytes": 0.0, "workspace.bytes": 0.0}
+
+
 def asked(before: Plan = BEFORE, after: Plan = AFTER, memory_bytes: int = 10**9, **changes: object) -> Asked:
-    pool = cluster(8, memory_bytes, nodes=2, constants={"context.bytes": 0.0, "workspace.bytes": 0.0})
+    pool = cluster(8, memory_bytes, nodes=2, constants=NO_CONTEXT)
     problem = Problem(FLOW, WORKLOAD, pool, Capabilities())
     return replace(Asked(("A", "B"), before, after, problem), **changes)  # type: ignore[arg-type]
 
@@ -173,7 +176,7 @@ def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit()
     before = plan(assignment(GENERATION, first=6), assignment(REFERENCE, first=7), actor)
     after = plan(assignment(GENERATION, first=7), assignment(REFERENCE, first=6), actor)
 
-    def between(memory_bytes: int, host_bytes: int = 0) -> Diff:
+    def between(memory_bytes: int, host_bytes: int | None = None) -> Diff:
         tight = asked(before, after, memory_bytes, host_bytes=host_bytes)
         return diff(replace(tight, problem=replace(tight.problem, workflow=flow)))
 
@@ -192,6 +195,16 @@ def test_a_way_that_memory_forbids_is_told_apart_from_a_plan_that_does_not_fit()
     assert "Offload" in diff_page.page(staged)
     with pytest.raises(InfeasibleError, match="staging in host memory included"):
         between(most, host_bytes=1)
+    for host_bytes in (0, 10**9):
+        pool = cluster(8, most, nodes=2, host_memory_bytes=host_bytes, constants=NO_CONTEXT)
+        outlook = Outlook(flow, Capabilities(), schemas(flow), pool, WORKLOAD, Calibration(), 0.1, 8)
+        state = ControllerState(before, expand(before), pool, pool, WORKLOAD)
+        if host_bytes:
+            proposal = outlook._proposal(state, after, before)
+            assert "Offload" in {primitive.name for primitive in proposal.dag.primitives}
+        else:
+            with pytest.raises(InfeasibleError, match="no host memory to stage in was given"):
+                outlook._proposal(state, after, before)
 
 
 def test_new_replicas_that_pass_state_on_are_marked_and_the_order_stands_beside_its_bound() -> None:

@@ -10,6 +10,7 @@ import typer
 
 from nereus.cli._app import AsJson, Overrides, app, echo_json, out, save
 from nereus.core import SettingsError
+from nereus.core.plan import numbers
 from nereus.core.sizes import size_bytes
 from nereus.report import diff_page, diff_tree, trace
 from nereus.report.diff import Asked
@@ -46,7 +47,7 @@ def diff(
 ) -> None:
     """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
     asked = ask(paths, steps, job, overrides or (), lost)
-    host_bytes = size_bytes(host_memory, "--host-memory") if host_memory else 0
+    host_bytes = size_bytes(host_memory, "--host-memory") if host_memory else None
     found = between(replace(asked, across=across, host_bytes=host_bytes))
     if trace_file is not None:
         save("--trace", trace_file, trace.planned(found))
@@ -76,10 +77,7 @@ def ask(
 
 def devices(text: str) -> frozenset[int]:
     """Of `4, 8-15`. Raises SettingsError."""
-    found: set[int] = set()
-    for part in filter(None, map(str.strip, text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise SettingsError(f"--lost {text!r}: expected device numbers and ranges such as 4,8-15")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+    try:
+        return frozenset(numbers(text))
+    except ValueError as error:
+        raise SettingsError(f"--lost {text!r}: {error}; expected device numbers and ranges such as 4,8-15") from None

@@ -30,7 +30,7 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="Where the run is recorded.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the hash of every tensor before and after each transition and synchronisation.")
+        bool, typer.Option("--verify", help="Compare the hashes of tensors after each transition and synchronisation.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -8,7 +8,8 @@ links: {intra: {rate: 450 GB/s, latency_s: 5e-6}, inter: {rate: 50 GB/s, latency
 ```
 
 `most_per_node` says how many there are where fewer are used. A kind may add `host_rate` (one direction to host memory),
-and both a kind and a link `constants` of the cost model by name (`nereus calibrate` writes such a file).
+`host_memory` (of a node, that may hold state while a transition needs room on devices), and both a kind and a link
+`constants` of the cost model by name (`nereus calibrate` writes such a file).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PRECISIONS = (*DTYPE_BYTES, "fp4")
 """What `peak_flops` may name."""
 MOST_DEVICES = 1 << 17
 """Devices that a cluster may have: plans for more would take minutes."""
-_OPTIONAL = ("launch_s", "host_rate", "constants")
+_OPTIONAL = ("launch_s", "host_rate", "host_memory", "constants")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def written(cluster: Cluster, heading: Iterable[str] = ()) -> str:
     }
     if kind.host_bytes_per_s:
         described["host_rate"] = _rounded(kind.host_bytes_per_s)
+    if kind.host_memory_bytes:
+        described["host_memory"] = kind.host_memory_bytes
     described["constants"] = {name: _rounded(value) for name, value in kind.constants.items()}
     links = {
         name: {
@@ -121,7 +124,7 @@ def _kind(path: Path, data: Any, memory: str | int | None) -> DeviceKind:
     peaks = _keys(path, "kind.peak_flops", kind["peak_flops"], (), PRECISIONS)
     if not peaks:
         raise SettingsError(f"{path}: kind.peak_flops is empty, name at least one of {', '.join(PRECISIONS)}")
-    host = kind.get("host_rate")
+    host, room = kind.get("host_rate"), kind.get("host_memory")
     return DeviceKind(
         name=str(kind["name"]),
         memory_bytes=size_bytes(kind["memory"] if memory is None else memory, f"{path}: kind.memory"),
@@ -129,6 +132,7 @@ def _kind(path: Path, data: Any, memory: str | int | None) -> DeviceKind:
         memory_bytes_per_s=rate_bytes_per_s(kind["memory_rate"], f"{path}: kind.memory_rate"),
         launch_s=_number(path, "kind.launch_s", kind.get("launch_s", 1e-5)),
         host_bytes_per_s=0.0 if host is None else rate_bytes_per_s(host, f"{path}: kind.host_rate"),
+        host_memory_bytes=0 if room is None else size_bytes(room, f"{path}: kind.host_memory"),
         constants=_constants(path, "kind.constants", kind.get("constants", {}), KIND_CONSTANTS),
     )
 

@@ -28,11 +28,14 @@ class Local:
     capacity: str | int
     speed: float = 1.0
     oversubscribe: bool = False
+    host_memory: str | int = 0
+    """Memory beside the devices' own that may hold state while a transition needs room on them; 0: none."""
     cores: int | None = None
     """Cores to count with; None: those this process may run on."""
 
     def __post_init__(self) -> None:
         size_bytes(self.capacity, "cluster: capacity")
+        self._host_bytes()
         if self.devices < 1:
             raise SettingsError(f"cluster: {self.devices} devices, must be at least 1")
         if not 0 < self.speed <= 1:
@@ -45,6 +48,9 @@ class Local:
                 f"{int(cores / self.speed + 1e-9)} devices, or set oversubscribe: true"
             )
 
+    def _host_bytes(self) -> int:
+        return 0 if self.host_memory == 0 else size_bytes(self.host_memory, "cluster: host_memory")
+
     def cluster(self) -> Cluster:
         """Every device, all of one kind on one node."""
         kind = DeviceKind(
@@ -54,6 +60,7 @@ class Local:
             memory_bytes_per_s=MEMORY_BYTES_PER_S,
             launch_s=LAUNCH_S,
             speed=self.speed,
+            host_memory_bytes=self._host_bytes(),
         )
         devices = tuple(Device(index, node=0, kind="cpu") for index in range(self.devices))
         return Cluster(devices, {"cpu": kind}, {"intra": LOOPBACK, "inter": LOOPBACK})

@@ -110,11 +110,12 @@ class Outlook:
         capacity = {device: self._problem(baseline).usable_bytes(device) for device in pool.ids}
         node_of = {device.id: device.node for device in pool.devices}
         kind_of = {device.id: device.kind for device in pool.devices}
-        dag = compile(state.units, plan, self.schemas, capacity, None, node_of, kind_of, pool.links)
+        host = pool.host_bytes()
+        dag = compile(state.units, plan, self.schemas, capacity, None, node_of, kind_of, pool.links, host)
         placed = settled(plan, dag.goal)
         if misfit(self._problem(baseline), self.model, placed) is not None:
             # Dealt to move least, positions that the plan had kept apart have met on one device.
-            dag = connect(state.units, expand(plan), self.schemas, capacity, None, node_of, pool.links)
+            dag = connect(state.units, expand(plan), self.schemas, capacity, None, node_of, pool.links, host)
             placed = settled(plan, dag.goal)
         return Proposal(
             plan=placed,

@@ -22,6 +22,8 @@ class DeviceKind:
     """Share of a core for a paced local device (D5.11); 1 elsewhere."""
     host_bytes_per_s: float = 0.0
     """Rate of one direction to host memory; 0 where nothing can be offloaded."""
+    host_memory_bytes: int = 0
+    """Host memory of its node that may hold state while a transition needs room on devices; 0: none."""
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Fitted constants of the cost model by name; those not given take its conservative start values."""
 
@@ -78,6 +80,13 @@ class Cluster:
     def kind(self, device_id: int) -> DeviceKind:
         """The kind of a device."""
         return self.kinds[self.device(device_id).kind]
+
+    def host_bytes(self) -> dict[int, int]:
+        """Host memory that a transition may use, by node."""
+        found: dict[int, int] = {}
+        for device in self.devices:
+            found[device.node] = max(found.get(device.node, 0), self.kinds[device.kind].host_memory_bytes)
+        return {node: size for node, size in found.items() if size}
 
     def link(self, ids: Collection[int]) -> Link:
         """The slowest link among the devices `ids`."""

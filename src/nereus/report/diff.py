@@ -57,8 +57,8 @@ class Asked:
     """What the transition took when a run made it."""
     across: bool = False
     """Whether positions that the plan puts on one node may be torn apart."""
-    host_bytes: int = 0
-    """Host memory of each node that units may be staged in where nothing else fits."""
+    host_bytes: int | None = None
+    """Host memory of each node that units may be staged in where nothing else fits; None: what the cluster says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,9 @@ def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelSta
     problem = asked.problem
     usable = {device: problem.usable_bytes(device) for device in problem.cluster.ids}
     node_of = {device.id: device.node for device in problem.cluster.devices}
-    host_bytes = dict.fromkeys(node_of.values(), asked.host_bytes) if asked.host_bytes else None
+    host_bytes = problem.cluster.host_bytes()
+    if asked.host_bytes is not None:
+        host_bytes = dict.fromkeys(node_of.values(), asked.host_bytes)
     more, reason = dict(usable), ""
     for _ in range(TRIES):
         try:
