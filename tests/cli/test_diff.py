@@ -167,6 +167,8 @@ def test_lost_devices(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("diff", first, second, "--lost", "3"), 2, "uses devices 3, which are lost")
     refused(nereus("diff", first, second, "--lost", "7-9"), 2, "no device 7-9", "0-3")
     refused(nereus("diff", first, second, "--lost", "x"), 2, "4,8-15")
+    refused(nereus("diff", first, second, "--lost", "2-1"), 2, "must rise")
+    refused(nereus("diff", first, second, "--lost", "0-99999999999"), 2, "at most 1,048,576")
     refused(nereus("diff", first, second, "--host-memory", "much"), 2, "--host-memory 'much'", "GiB")
     one = written(tmp_path, "c", plan(assignment(GENERATION), assignment(REFERENCE), assignment(ACTOR)))
     assert nereus("diff", written(tmp_path, "d", replace_actor(A)), one, "--lost", "1").code == 0

@@ -203,6 +203,8 @@ def test_replicas_micro_batch_and_accumulation_make_the_batch() -> None:
         check_pins(exact(24, 24, 8, Pin(dp=5)))
     with pytest.raises(SettingsError, match=r"micro_batch pinned to 5.*12 sequences at dp 2.*are 4 and 6"):
         check_pins(exact(24, 24, 8, Pin(dp=2, micro_batch=5)))
+    with pytest.raises(SettingsError, match=r"the nearest valid DP are 5 and 8"):
+        check_pins(exact(10**9, 10**9, 8, Pin(dp=7)))
 
 
 def test_a_mini_batch_smaller_than_its_replicas_is_refused() -> None:

@@ -145,3 +145,20 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def numbers(text: str) -> list[int]:
+    """Of `0-3, 6`. Raises ValueError for what are no numbers or rising ranges, and for more than `MOST_NUMBERS`."""
+    found: list[int] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is neither a number nor a range")
+        span = range(int(first), int(last or first) + 1)
+        if not 1 <= span.stop - span.start <= MOST_NUMBERS - len(found):
+            raise ValueError(f"{part!r} must rise, and there may be at most {MOST_NUMBERS:,} numbers")
+        found += span
+    return found
+
+
+MOST_NUMBERS = 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import isqrt
 
 from nereus.core import ModelSpec, ModelStage, Pin, SettingsError, Stage, Work
 from nereus.cost.memory import share
@@ -92,6 +93,7 @@ def _check_even(problem: Problem, model_stage: ModelStage, pin: Pin, share_size:
 
 def _nearest(whole: int, value: int) -> str:
     """The divisors of `whole` next to a value that is none."""
-    divisors = [each for each in range(1, whole + 1) if whole % each == 0]
+    small = [each for each in range(1, isqrt(whole) + 1) if whole % each == 0]
+    divisors = [*small, *(whole // each for each in small)]
     below, above = max(each for each in divisors if each < value), [each for each in divisors if each > value]
     return f"{below} and {min(above)}" if above else str(below)

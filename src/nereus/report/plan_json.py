@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nereus.core import Cluster, Device, DeviceKind, Link, Plan, SettingsError, Workflow, Workload, codec
-from nereus.core.plan import ranges
+from nereus.core.plan import numbers, ranges
 from nereus.report import tables
 from nereus.report.answer import Answer, Comparison
 from nereus.report.close import RunnerUp
@@ -148,15 +148,8 @@ def _read_cluster(data: Any) -> Cluster:
     devices = [
         Device(device, int(entry["node"]), str(entry["kind"]))
         for entry in data["nodes"]
-        for device in _numbers(entry["ids"])
+        for device in numbers(entry["ids"])
     ]
     kinds: dict[str, DeviceKind] = codec.decode(Mapping[str, DeviceKind], data["kinds"])
     links: dict[str, Link] = codec.decode(Mapping[str, Link], data["links"])
     return Cluster(tuple(sorted(devices, key=lambda device: device.id)), kinds, links)
-
-
-def _numbers(text: str) -> Iterator[int]:
-    """Of `0-3, 6`."""
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        yield from range(int(first), int(last or first) + 1)
