@@ -208,6 +208,21 @@ def test_openrlhf_of_both_ages_has_its_own_defaults() -> None:
     assert bounds == [(512, 1024, None), (None, None, 2048)]
 
 
+@pytest.mark.parametrize(
+    ("more", "waits"),
+    [
+        ("", True),
+        ("reward_model.rollout.free_cache_engine=False", False),
+        ("reward_model.enable_resource_pool=True reward_model.nnodes=1 reward_model.n_gpus_per_node=4", False),
+    ],
+)
+def test_verls_reward_engine_sleeps_where_it_shares_devices(more: str, waits: bool) -> None:
+    text = texts.VERL.replace("$@\n", "reward_model.enable=True reward_model.use_reward_loop=True " + more)
+    found = read_text("verl", text, "run.sh")
+    assert found.reward is not None
+    assert found.reward.param_offload is waits
+
+
 def test_verl_whose_reward_model_has_devices_of_its_own() -> None:
     text = texts.VERL.replace("$@\n", "reward_model.enable=True reward_model.enable_resource_pool=True")
     found = read_text("verl", text + " reward_model.nnodes=1 reward_model.n_gpus_per_node=4", "run.sh")

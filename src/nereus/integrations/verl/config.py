@@ -124,7 +124,7 @@ def imported(keys: Keys) -> Imported:
         batch=batch,
         reference=_reference(keys, actor) if "reference" in roles or keys.starts(f"{REF}.") else None,
         critic=_critic(keys, training) if "critic" in roles else None,
-        reward=_reward_part(keys, scoring or training) if "reward" in roles else None,
+        reward=_reward_part(keys, training, scoring) if "reward" in roles else None,
         kv_share=keys.number(f"{ROLLOUT}.gpu_memory_utilization", default=0.5, of="kv_share"),
         asynchronous=apart is not None,
         device_lists={"reward": tuple(range(training, training + scoring))} if scoring else {},
@@ -156,11 +156,16 @@ def _reward_pool(keys: Keys) -> int | None:
     return nodes * each
 
 
-def _reward_part(keys: Keys, devices: int) -> Part:
-    """The reward model: an engine like the rollout's in newer versions, else as the critic is."""
+def _reward_part(keys: Keys, training: int, own: int | None) -> Part:
+    """The reward model: an engine like the rollout's in newer versions, else as the critic is. An engine that shares
+    devices sleeps while others work, its weights in host memory.
+    """
+    devices = own or training
     if keys.has(*_reward("rollout.name")) or keys.flag(*_reward("use_reward_loop"), default=False):
         tp = degree(*_reward("rollout.tensor_model_parallel_size"), default=2)
-        return part(keys, {"tp": tp, "backend": name(*_reward("rollout.name"))}, "reward", devices=devices)
+        sleeps = own is None and keys.flag(*_reward("rollout.free_cache_engine"), default=True)
+        table = {"tp": tp, "backend": name(*_reward("rollout.name"))}
+        return part(keys, table, "reward", devices=devices, param_offload=sleeps)
     micro: Table = {
         "micro_batch": size(*_reward("micro_batch_size_per_gpu")),
         "step_micro_batch": size(*_reward("micro_batch_size")),
