@@ -114,14 +114,15 @@ def _occupied(workload: Workload) -> float:
 def _ranks_s(name: str, parts: Parts, ranks: Ranks, spec: ModelSpec, rows: Rows, site: Site) -> Seconds:
     """What each pp rank (first axis) does in all passes together."""
     dense, routed = split_layers(spec, ranks)
-    busy_s, pairs = dense * parts.dense + ranks.first * parts.embed + ranks.last * parts.head, 2.0 * dense
+    first, last = ranks.first.astype(float), ranks.last.astype(float)
+    busy_s, pairs = dense * parts.dense + first * parts.embed + last * parts.head, 2.0 * dense
     found = {}
     if spec.experts:
         busy_s = busy_s + routed * parts.routed
         pairs = pairs + np.where(rows.ep > 1, 1 + (spec.shared_experts > 0), 2) * routed
         found["ep"] = routed * parts.exchange
     found[name] = busy_s
-    found["tp"] = (pairs + ranks.first) * parts.reduce + ranks.last * parts.gather
+    found["tp"] = (pairs + first) * parts.reduce + last * parts.gather
     # Each rank but the last sends on in every pass; the last returns the chosen token to the first.
     onward_s = by_link(
         site,

@@ -88,7 +88,7 @@ class Pipeline:
 
     def price(self, shares: Shares, repeats: Ints | int = 1) -> CallPrices:
         """The call `repeats` times, of which a unit handles its share each time."""
-        rows, full, rest = self.rows, shares.full, shares.rest
+        rows, full, rest = self.rows, shares.full.astype(float), shares.rest
         ranks = Ranks.stacked(rows, self.spec.layers)
         one = self._micro_batch(shares, ranks)
         total = {name: full * seconds for name, seconds in one.items()}
@@ -111,12 +111,12 @@ class Pipeline:
         """One micro-batch by class: a full one, or the last."""
         like = self if self.spec.head is Head.LM else replace(self, spec=replace(self.spec, head=Head.LM))
         body = like.body(shares, last)
-        block, found = replace(body.block, spec=self.spec), dict(body.seconds)
-        found["forward"] = found["forward"] + ranks.last * body.column(block.head_s())
-        if "tp" in found:
-            found["tp"] = found["tp"] + ranks.last * body.column(block.head_tp_s())
+        block, found, at_end = replace(body.block, spec=self.spec), dict(body.seconds), ranks.last.astype(float)
+        found["forward"] = found["forward"] + at_end * body.column(block.head_s())
+        if "tp" in found and self.spec.head is Head.LM:
+            found["tp"] = found["tp"] + at_end * body.column(block.head_tp_s())
         if self.train:
-            found["backward"] = found["backward"] + ranks.last * body.column(block.head_s(backward=True))
+            found["backward"] = found["backward"] + at_end * body.column(block.head_s(backward=True))
         return found
 
     @lru_cache(maxsize=2)  # noqa: B019  (the key is this frozen pipeline, and few are kept)
@@ -127,15 +127,16 @@ class Pipeline:
         block = Block(self.spec, self.rows[few], self.site, self._batch(size[few]))
         found: dict[str, Floats] = {}
         body = Body(block, index, found)
-        found["forward"] = ranks.first * body.column(block.embedding_s())
+        first, exchanged = ranks.first.astype(float), self._exchanged
+        found["forward"] = first * body.column(block.embedding_s())
         found["pp"] = self._sent_s(body.column(block.hidden_bytes), ranks)
-        if "tp" in self._exchanged:
-            found["tp"] = ranks.first * body.column(block.hidden_tp_s())
+        if "tp" in exchanged:
+            found["tp"] = first * body.column(block.hidden_tp_s())
         for routed, layers in self._layers(ranks):
             passes = block.passes(routed, self.train)
             for name, each in zip(("forward", "backward"), passes, strict=False):
                 found[name] = found.get(name, 0.0) + layers * body.column(each.compute)
-            for name in self._exchanged:
+            for name in exchanged:
                 seconds = body.column(sum(getattr(each, name) for each in passes))
                 found[name] = found.get(name, 0.0) + layers * seconds
         return body
@@ -176,8 +177,8 @@ class Pipeline:
         power = self.site.rates["pp.scatter"]
         links = np.where(rows.sequence_parallel, rows.tp, rows.tp**power if power else 1)
         each_s = by_link(self.site, rows.pp_spans, lambda link: send_s(link, hidden_bytes / links))
-        neighbours = (rows.pp > 1) * (2 - ranks.first - ranks.last)
-        return np.asarray((1 + self.train) * rows.vpp * neighbours * each_s)
+        neighbours = (rows.pp > 1) * (2.0 - ranks.first - ranks.last)
+        return np.asarray(neighbours * ((1 + self.train) * rows.vpp * each_s))
 
 
 def _distinct(size: Ints, rows: Rows) -> tuple[Ints, Ints]:

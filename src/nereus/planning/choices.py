@@ -308,6 +308,9 @@ class Choices:
             prices = self.model.price(grid.model_stage, rows if which.all() else rows[which], kinds)
             found = [*(prices.call_s[name] for name in calls), prices.sync_s]
             found += [prices.resident_bytes, prices.transient_bytes]
+            if which.all():
+                columns = found
+                break
             for column, values in zip(columns, found, strict=True):
                 column[which] = values
         *seconds, sync_s, resident, transient = columns

@@ -53,7 +53,8 @@ class Table:
     def undominated(self) -> Table:
         """Without rows that another of the same name matches in everything."""
         order = np.argsort(self.name, kind="stable")
-        name, sizes = self.name[order], np.array(self.sizes())[:, order]
+        different = [column for column in self.sizes() if column.min() < column.max()]
+        name, sizes = self.name[order], np.array(different or [self.sync])[:, order]
         stays, shift = np.ones(len(order), dtype=np.bool_), 1
         while (alike := name[shift:] == name[:-shift]).any():
             earlier, later = sizes[:, :-shift], sizes[:, shift:]
