@@ -273,6 +273,8 @@ class Grids:
 
     def _deal_ranks(self, rows: Ints, tp: Ints, cp: Ints, pp: Ints, dp: Ints, pp_spans: Bools, dp_spans: Bools) -> None:
         """Correct rows whose replicas of a pp rank are neighbours: pp and dp change places in the packing."""
+        if not len(rows):
+            return
         kinds, where = np.unique(np.array([tp, cp, dp])[:, rows], axis=1, return_inverse=True)
         runs = [self._packing(one, other).runs(width) for one, other, width in kinds.T.tolist()]
         apart, moved = (
