@@ -137,8 +137,8 @@ def _ranks_s(name: str, parts: Parts, ranks: Ranks, spec: ModelSpec, rows: Rows,
 
 def _turns(site: Site, ranks: Ranks, total: Seconds, dispatch_s: Floats) -> CallPrices:
     """The busiest pp rank, which waits while the others take their turn; that wait counts as `pp`."""
-    weights, rows = site.weigh(total), np.arange(len(dispatch_s))
-    busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0) * len(rows) + rows
+    weights = site.weigh(total)
+    busiest = ranks.busiest(weights)
     wait_s = (ranks.count * weights).sum(axis=0) - weights.take(busiest)
     ideal = {key: seconds.take(busiest) for key, seconds in total.items()}
     ideal["pp"] = ideal["pp"] + wait_s * site.efficiency("pp").value

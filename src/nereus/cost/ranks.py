@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from nereus.core import Layout, ModelSpec
-from nereus.cost.rows import Bools, Ints, Rows
+from nereus.cost.rows import Bools, Floats, Ints, Rows
 
 RECENT = 8
 """Rows of which what follows is remembered: the same are asked for seconds, memory and synchronisation in turn."""
@@ -88,6 +88,16 @@ class Ranks:
             index == layout.pp - 1,
             np.ones_like(index),
         )
+
+    def busiest(self, seconds: Floats) -> Ints:
+        """The slowest of each row's ranks, the first axis of `seconds`: where it lies in flattened columns."""
+        slowest, size = seconds[0], seconds.shape[1]
+        which = np.zeros(size, dtype=np.int64)
+        for rank in range(1, len(seconds)):
+            slower = (seconds[rank] > slowest) & (self.count[rank] > 0)
+            which[slower] = rank
+            slowest = np.where(slower, seconds[rank], slowest)
+        return np.asarray(which * size + np.arange(size))
 
     def dense(self, spec: ModelSpec) -> Ints:
         """How many of its layers have no experts: the model's leading ones, or all."""

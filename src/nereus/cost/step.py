@@ -255,7 +255,8 @@ class StepModel:
         return [Memory(spec, trained, self.workload, kind) for kind in self._chosen(kinds)]
 
     def _scaled(self, terms: Terms) -> dict[str, Floats]:
-        return {name: np.ceil(self.calibration.memory_scale * size) for name, size in terms.items()}
+        scale = self.calibration.memory_scale
+        return {name: np.ceil(scale * size if scale != 1.0 else size) for name, size in terms.items()}
 
     def _timeline(self, plan: Plan, costs: Mapping[str, CallCost]) -> Timeline:
         seconds = {name: cost.seconds for name, cost in costs.items()}

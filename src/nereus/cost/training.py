@@ -98,7 +98,7 @@ class Pipeline:
         replicas = Replicas(self.spec, rows, self.site, ranks)
         total |= replicas.update(one, full + (rest > 0)) if self.train else replicas.gather(one, full + (rest > 0))
         weights, waits = self.site.weigh(total), self.site.weigh(one)
-        busiest = np.argmax(np.where(ranks.count > 0, weights, -1.0), axis=0) * len(rows) + np.arange(len(rows))
+        busiest = ranks.busiest(weights)
         wait_s = ((ranks.count * waits).sum(axis=0) - waits.take(busiest)) / rows.vpp
         ideal = {name: repeats * seconds.take(busiest) for name, seconds in total.items()}
         # The wait is predicted time already: it enters the ideal seconds such that weighing gives it back.
