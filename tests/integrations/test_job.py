@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,12 @@ def test_a_verl_job() -> None:
     assert made.plan.of(GENERATION).candidate.dp == 8
     assert len(made.plan.partitions) == 1
     assert any("rollout.tp: taken from verl's default" in line for line in made.assumptions)
+
+
+def test_a_value_that_nothing_sets_is_said_to_be_left_out() -> None:
+    text = texts.VERL.replace("$@\n", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=$MICRO")
+    (line,) = (line for line in built(read_text("verl", text, "run.sh")).assumptions if "MICRO" in line)
+    assert re.search(r"run.sh line \d+: .*ppo_micro_batch_size_per_gpu=\$\{MICRO\} is as if not given", line)
 
 
 def test_a_dtype_is_the_files_or_assumed_aloud_never_guessed() -> None:
@@ -359,6 +366,12 @@ def test_idle_state_that_stays_on_a_full_device_refuses_the_plan() -> None:
     assert made.plan is not None
     problem = Problem(made.workflow, made.workload, made.cluster, made.capabilities)
     assert misfit(problem, problem.model(), made.plan) is not None
+
+
+def test_no_responses_make_no_batch() -> None:
+    with pytest.raises(RefusedImportError, match="64 prompts with 0 responses each") as caught:
+        batch.step(small(batch=replace(small().batch, samples_per_prompt=0)))
+    assert caught.value.reason is Refusal.NO_BATCH
 
 
 def test_machines_follow_the_configuration() -> None:

@@ -208,6 +208,7 @@ def _guessed(found: Imported) -> list[str]:
 
 def _taken(found: Imported) -> list[str]:
     lines = [f"{field}: taken from {found.framework}'s default {key}" for field, key in sorted(found.defaults.items())]
+    lines += [f"{line} is as if not given: nothing sets it (--var NAME=VALUE)" for line in found.unresolved]
     return lines if found.actor.dtype else [*lines, f"models compute in {USUAL_DTYPE}: the file names no dtype"]
 
 
