@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nereus.clusters.named import machine
 from nereus.core import Assignment, Candidate, Layout
-from nereus.cost.rows import Ints, Rows
+from nereus.cost.rows import Ints, Rows, distinct
 from tests.cost.jobs import ACTOR
 
 
@@ -108,3 +108,12 @@ def test_some_of_the_rows() -> None:
     assert rows[rows.tp > 1].tp.tolist() == [2, 4]
     assert len(rows[:1]) == 1
     assert rows.recompute.tolist() == [2, 2, 2]
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, (1 << 16) - 1]), min_size=5, max_size=5), min_size=1))
+@example([[number, 0, 0, 0, (1 << 16) - 1] for number in (0, 1)] + [[0, *((1 << 16) - 1,) * 4]])
+def test_equal_rows_are_told_from_others_however_large_their_numbers(rows: list[list[int]]) -> None:
+    columns = list(np.array(rows, dtype=np.int64).T)
+    few, where = distinct(columns)
+    assert len(few) == len({tuple(row) for row in rows})
+    assert [rows[few[index]] for index in where] == rows

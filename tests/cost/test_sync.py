@@ -53,3 +53,9 @@ def test_a_host_may_gather_the_whole_model_on_every_device() -> None:
     assert sync.receive_s(TINY, rows(2, 2, node=2), whole)[0] == pytest.approx(expected)
     alone = sync.receive_s(TINY, rows(2, 1, node=2), whole)[0]
     assert alone == pytest.approx(BYTES / 2 / 1e9 + 1e-3 + tensors * 1e-4 + shard / 1e10)
+
+
+def test_inside_a_node_a_gather_has_one_port_whatever_the_link_between_nodes_is() -> None:
+    rates = Rates(1e12, 1e10, 0.0, (("sync.whole", 1.0),))
+    apart, same = (replace(SITE, rates=rates, inter=inter) for inter in (SLOW, FAST))
+    assert sync.receive_s(TINY, rows(2, 1, node=2), same)[0] == sync.receive_s(TINY, rows(2, 1, node=2), apart)[0]

@@ -17,8 +17,6 @@ from nereus.settings.flags import Flags
 from nereus.settings.host import Host
 from nereus.settings.question import Question
 
-JOB, WORK, HOST, SHOW = "Models and machines", "What a step handles", "What the host can do", "What is shown"
-
 MOST_PLANS = 32
 """The search is exact over so many plans at once; it takes longer the more there are."""
 

@@ -159,12 +159,18 @@ class _Packed:
         return np.where(rest, rest, np.minimum(devices, self.node))
 
 
+LARGEST_CODE = int(np.iinfo(np.int64).max)
+"""Codes of rows may not wrap around: beyond it they are numbered afresh."""
+
+
 def distinct(columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
     """One row of each set that is equal in columns of no negative number, and to which set each row belongs."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         most = int(column.max(initial=0))
         if most:
+            if code.max(initial=0) > LARGEST_CODE // (most + 1) - 1:
+                code = np.unique(code, return_inverse=True)[1]
             code = code * (most + 1) + column
     order = code.argsort()
     ordered = code[order]

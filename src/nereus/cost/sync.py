@@ -19,7 +19,7 @@ from nereus.cost.constants import of_link
 from nereus.cost.held import Held
 from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Floats, Ints, Rows
+from nereus.cost.rows import Bools, Floats, Rows
 from nereus.cost.site import Site
 
 
@@ -46,13 +46,9 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
 def _gathered_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     """The whole model on every device, to which each brings its part."""
     whole_bytes = np.full(len(rows), float(parameters(spec).total) * DTYPE_BYTES[spec.dtype])
-    local = np.minimum(rows.node, rows.devices)
-    return _over(site, rows, lambda link: all_gather_s(link, rows.devices, whole_bytes, _ports(site, link, local)))
-
-
-def _ports(site: Site, link: Link, local: Ints) -> Ints | int:
-    """Between nodes every device of a node has its own."""
-    return local if link is site.inter else 1
+    # Between nodes every device of a node has a port of its own.
+    ports = np.where(_spans(rows), np.minimum(rows.node, rows.devices), 1)
+    return _over(site, rows, lambda link: all_gather_s(link, rows.devices, whole_bytes, ports))
 
 
 def _tensors(spec: ModelSpec) -> int:
@@ -62,7 +58,12 @@ def _tensors(spec: ModelSpec) -> int:
 
 
 def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:
-    return np.asarray(by_link(site, rows.tp_spans | rows.cp_spans | rows.pp_spans | rows.dp_spans, price))
+    return np.asarray(by_link(site, _spans(rows), price))
+
+
+def _spans(rows: Rows) -> Bools:
+    """Whether the devices of a row lie on several nodes."""
+    return rows.tp_spans | rows.cp_spans | rows.pp_spans | rows.dp_spans
 
 
 def _rate(link: Link) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -157,17 +157,19 @@ def build(
         plan=placed.plan,
         unplaced=placed.reason,
         assumptions=(
-            *_taken(found),
-            *_renamed(found),
-            *_guessed(found),
-            *lengths.assumptions,
-            _padding(found),
-            LOGITS[load.loss],
-            *said(found.framework),
+            *_assumed(found, lengths.assumptions, load),
             limits(f"{found.framework} with such a file", able),
         ),
         notes=(*found.notes, *lengths.notes, *this.notes, *problems, *placed.notes),
     )
+
+
+def _assumed(found: Imported, lengths: Sequence[str], load: Workload) -> Iterator[str]:
+    """What the file does not say and was taken to be so."""
+    yield from (*_taken(found), *_renamed(found), *_guessed(found), *lengths)
+    yield _padding(found)
+    yield LOGITS[load.loss]
+    yield from said(found.framework)
 
 
 def capabilities(found: Imported, workflow: Workflow) -> Capabilities:

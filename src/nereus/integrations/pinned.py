@@ -108,14 +108,7 @@ class _Placer:
             self.note(
                 f"{model_stage}: sequence parallelism of {part.sp} is planned as context parallelism of the same degree"
             )
-        offload = bool(
-            part.param_offload or part.optimizer_offload or (self.found.idle_offload and self.found.colocated)
-        )
-        if part.optimizer_offload and self.found.framework in HOST_STEPS:
-            self.note(
-                f"{model_stage}: its optimizer steps on the host; here the state is counted as loaded for the step, "
-                "which takes more memory and less time: what lacks no more than that may run"
-            )
+        offload = self.offloaded(model_stage, part)
         ep = (part.ep or 1) if spec.experts else 1
         if fault := expert_fault(spec, ep, dp, shared, layout.tp):
             raise _ImpossibleError(f"{model_stage}: {fault}")
@@ -143,6 +136,16 @@ class _Placer:
             sequence_parallel=bool(part.sequence_parallel) and layout.tp > 1,
             vpp=part.vpp or 1,
         )
+
+    def offloaded(self, model_stage: ModelStage, part: Part) -> bool:
+        """Whether it waits in host memory, in whole or in part."""
+        if part.optimizer_offload and self.found.framework in HOST_STEPS:
+            self.note(
+                f"{model_stage}: its optimizer steps on the host; here the state is counted as loaded for the step, "
+                "which takes more memory and less time: what lacks no more than that may run"
+            )
+        idle = self.found.idle_offload and self.found.colocated
+        return bool(part.param_offload or part.optimizer_offload or idle)
 
     def zero(self, model_stage: ModelStage, part: Part) -> int:
         """FSDP over one device is plain data parallelism; over some of them it is planned as over all."""

@@ -78,11 +78,7 @@ def imported(keys: Keys) -> Imported:
     section = "ppo" if keys.starts("ppo.") else "grpo"
     batch = _batch(keys, section)
     generating, apart_nodes = _generation_pool(keys, per_node)
-    training = devices - (generating or 0)
-    if training < 1:
-        raise keys.invalid(
-            "policy.generation.colocated", f"takes {generating} of {devices} devices, none is left to train"
-        )
+    training = _training_devices(keys, devices, generating or 0)
     actor = _trained(keys, "policy", MEGATRON, DTENSOR, training)
     critic = section == "ppo" or keys.starts("value.")
     reference = (keys.number("loss_fn.reference_policy_kl_penalty", default=0.01, of="kl_penalty") or 0.0) > 0
@@ -109,16 +105,26 @@ def imported(keys: Keys) -> Imported:
         asynchronous=bool(keys.flag(f"{section}.async_{section}.enabled")),
         context_tokens=batch.max_sequence_tokens,
         idle_offload=generating is None,
-        notes=(
-            "mini_batch is train_global_batch_size, in samples",
-            "the reference has the layout of the policy and waits on the host",
-            *(
-                ("dynamic sampling samples more prompts until enough count; only one batch of them is planned",)
-                if keys.flag(f"{section}.use_dynamic_sampling", default=False)
-                else ()
-            ),
-        ),
+        notes=_notes(keys, section),
     )
+
+
+def _notes(keys: Keys, section: str) -> tuple[str, ...]:
+    found = (
+        "mini_batch is train_global_batch_size, in samples",
+        "the reference has the layout of the policy and waits on the host",
+    )
+    if keys.flag(f"{section}.use_dynamic_sampling", default=False):
+        return *found, "dynamic sampling samples more prompts until enough count; only one batch of them is planned"
+    return found
+
+
+def _training_devices(keys: Keys, devices: int, generating: int) -> int:
+    if generating >= devices:
+        raise keys.invalid(
+            "policy.generation.colocated", f"takes {generating} of {devices} devices, none is left to train"
+        )
+    return devices - generating
 
 
 def _cluster(keys: Keys) -> tuple[int, int]:

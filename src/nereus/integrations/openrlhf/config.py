@@ -5,7 +5,6 @@ openrlhf/cli/train_ppo_ray.py (commit 3c3be62).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from nereus.clusters.file import MOST_DEVICES
 from nereus.integrations._keys import Keys
@@ -53,10 +52,7 @@ def imported(keys: Keys) -> Imported:
     if other := keys.runs(r"openrlhf\.cli\.(?!train_ppo)"):
         raise RefusedImportError(Refusal.NO_BATCH, f"{keys.launch.name}: {other} is no RL step: nothing is generated")
     nodes, per_node, training = _pool(keys, "actor")
-    engines = keys.integer("--vllm.num_engines", "--vllm_num_engines", of="rollout.dp")
-    if engines is not None and engines < 0:
-        message = f"{keys.launch.name}: --vllm.num_engines={engines}: valid are 0 (none) and more"
-        raise RefusedImportError(Refusal.INVALID, message)
+    engines = _engines(keys)
     everything = keys.flag("--train.colocate_all", "--colocate_all_models", default=False)
     engine = fill(keys, ENGINE, "rollout")
     generating = (engines or 0) * int(engine["tp"])
@@ -65,9 +61,7 @@ def imported(keys: Keys) -> Imported:
     asynchronous = bool(keys.flag("--train.async_enable", "--async_train"))
     # An asynchronous job keeps its engines apart, whatever it colocates.
     apart = bool(engines) and (asynchronous or not everything)
-    checkpointing = keys.flag("--actor.gradient_checkpointing_enable", "--gradient_checkpointing")
     placed = _placed(keys, roles, generating if apart else 0)
-    trained: dict[str, Any] = {"backend": "deepspeed", "recompute": "full" if checkpointing else "none"}
     return Imported(
         framework="openrlhf",
         algorithm=algorithm,
@@ -77,13 +71,11 @@ def imported(keys: Keys) -> Imported:
         devices_per_node=per_node,
         devices=1 + max(max(held) for held in placed.values()),
         colocated=not apart,
-        actor=part(keys, _micro(keys, TRAINING, 4), "actor", **trained, devices=training),
+        actor=_trained(keys, "actor"),
         rollout=Part(backend="vllm", devices=generating or training, dp=engines, **engine),
         batch=_batch(keys),
         reference=_scoring(keys, "reference", "ref") if "reference" in roles else None,
-        critic=part(keys, _micro(keys, TRAINING, 4), "critic", **trained, devices=_pool(keys, "critic")[2])
-        if "critic" in roles
-        else None,
+        critic=_trained(keys, "critic") if "critic" in roles else None,
         reward=_scoring(keys, "reward", "reward") if "reward" in roles else None,
         kv_share=keys.number(
             "--vllm.gpu_memory_utilization", "--vllm_gpu_memory_utilization", default=0.95, of="kv_share"
@@ -94,6 +86,14 @@ def imported(keys: Keys) -> Imported:
         idle_offload=bool(keys.flag("--ds.enable_sleep", "--deepspeed_enable_sleep")),
         notes=("mini_batch counts samples; rollout.dp is the number of vLLM engines; sp is ring attention",),
     )
+
+
+def _engines(keys: Keys) -> int | None:
+    engines = keys.integer("--vllm.num_engines", "--vllm_num_engines", of="rollout.dp")
+    if engines is not None and engines < 0:
+        message = f"{keys.launch.name}: --vllm.num_engines={engines}: valid are 0 (none) and more"
+        raise RefusedImportError(Refusal.INVALID, message)
+    return engines
 
 
 def _older(keys: Keys) -> bool:
@@ -122,6 +122,14 @@ def _batch(keys: Keys) -> Batch:
     # Both turn packing on by themselves.
     values["unpadded"] = values["unpadded"] or values["packed"] or ring > 1
     return Batch(mini_batch_unit=MiniBatch.SAMPLES, **values)
+
+
+def _trained(keys: Keys, role: str) -> Part:
+    checkpointing = keys.flag("--actor.gradient_checkpointing_enable", "--gradient_checkpointing")
+    return part(
+        keys, _micro(keys, TRAINING, 4), role, backend="deepspeed", devices=_pool(keys, role)[2],
+        recompute="full" if checkpointing else "none",
+    )  # fmt: skip
 
 
 def _scoring(keys: Keys, of: str, role: str) -> Part:

@@ -40,21 +40,13 @@ ENGINE: Table = {
 
 def imported(keys: Keys) -> Imported:
     """What a slime command line says."""
-    nodes = keys.integer("--actor-num-nodes", default=1, of="nodes") or 0
-    per_node = keys.integer("--actor-num-gpus-per-node", default=8, of="devices_per_node") or 0
-    if nodes < 1 or per_node < 1:
-        message = f"{keys.launch.name}: --actor-num-nodes {nodes}, --actor-num-gpus-per-node {per_node}: no devices"
-        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    nodes, per_node = _nodes(keys)
     if keys.has("--debug-train-only"):
-        raise RefusedImportError(
-            Refusal.NO_BATCH, f"{keys.launch.name}: --debug-train-only is no RL step: nothing is generated"
-        )
+        message = f"{keys.launch.name}: --debug-train-only is no RL step: nothing is generated"
+        raise RefusedImportError(Refusal.NO_BATCH, message)
     training = nodes * per_node
     colocated = keys.has("--colocate")
-    generating = training if colocated else keys.integer("--rollout-num-gpus", of="rollout.devices", needed=False)
-    if not colocated and generating is None and not keys.has("--rollout-num-gpus"):
-        message = f"{keys.launch.name}: without --colocate slime needs --rollout-num-gpus, the devices that generate"
-        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    generating = training if colocated else _generating(keys)
     batch, notes = _batch(keys)
     reference = keys.has("--use-kl-loss") or bool(keys.number("--kl-coef"))
     algorithm = keys.text("--advantage-estimator", default="grpo", of="algorithm")
@@ -86,6 +78,25 @@ def imported(keys: Keys) -> Imported:
             *notes,
         ),
     )
+
+
+def _nodes(keys: Keys) -> tuple[int, int]:
+    """Nodes that train, and devices of each."""
+    nodes = keys.integer("--actor-num-nodes", default=1, of="nodes") or 0
+    per_node = keys.integer("--actor-num-gpus-per-node", default=8, of="devices_per_node") or 0
+    if nodes < 1 or per_node < 1:
+        message = f"{keys.launch.name}: --actor-num-nodes {nodes}, --actor-num-gpus-per-node {per_node}: no devices"
+        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    return nodes, per_node
+
+
+def _generating(keys: Keys) -> int | None:
+    """Devices of their own that generate; None where their number stays open."""
+    found = keys.integer("--rollout-num-gpus", of="rollout.devices", needed=False)
+    if found is None and not keys.has("--rollout-num-gpus"):
+        message = f"{keys.launch.name}: without --colocate slime needs --rollout-num-gpus, the devices that generate"
+        raise RefusedImportError(Refusal.NO_DEVICES, message)
+    return found
 
 
 def _batch(keys: Keys) -> tuple[Batch, tuple[str, ...]]:
