@@ -165,6 +165,13 @@ def test_any_text_is_read_or_refused(parts: list[str], spaced: bool) -> None:
         read((" " if spaced else "").join(parts))
 
 
+@pytest.mark.parametrize("text", ["A=aaaaaaaaaa\n" + "A=$A$A$A$A\n" * 40, "A=(a b)\n" + 'A+=("${A[@]}")\n' * 60])
+def test_a_variable_that_grows_without_end_is_refused_at_its_line(text: str) -> None:
+    with pytest.raises(ShellSyntaxError, match="A becomes longer than") as caught:
+        read(text + "run $A")
+    assert 1 < caught.value.line < 20
+
+
 def test_what_an_unknown_command_prints_stays_one_word() -> None:
     """Or a nested script would be given the half of a bracket."""
     script = 'hosts=$(list of "$JOB")\nall=( $hosts )\nrun "${all[0]}" x=$hosts'

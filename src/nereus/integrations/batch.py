@@ -27,8 +27,12 @@ def replicas(part: Part) -> int:
 def step(found: Imported) -> Step:
     """The step that the file describes. Raises RefusedImportError for a batch of nothing."""
     batch = found.batch
-    samples = batch.samples_per_prompt or 1
+    samples = 1 if batch.samples_per_prompt is None else batch.samples_per_prompt
     prompts = batch.prompts or batch.stream_prompts or 0
+    if prompts < 1 or samples < 1:
+        raise RefusedImportError(
+            Refusal.NO_BATCH, f"{found.framework}: {prompts} prompts with {samples} responses each make no batch"
+        )
     notes: list[str] = []
     if batch.prompts_are_samples:
         if prompts % samples:
@@ -36,10 +40,6 @@ def step(found: Imported) -> Step:
                 f"{prompts} trajectories are no whole number of groups of {samples}: the last is counted whole"
             )
         prompts = -(-prompts // samples)
-    if prompts < 1 or samples < 1:
-        raise RefusedImportError(
-            Refusal.NO_BATCH, f"{found.framework}: {prompts} prompts with {samples} responses each make no batch"
-        )
     sequences = prompts * samples
     asked = _mini_batch(batch, samples, sequences, found.actor)
     if asked < 1:

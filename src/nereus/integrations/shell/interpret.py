@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from nereus.integrations.shell.expand import SYMBOL, Variables, arithmetic, fields, here, string
-from nereus.integrations.shell.lexer import tokens
+from nereus.integrations.shell.lexer import ShellSyntaxError, tokens
 from nereus.integrations.shell.parse import ASSIGNMENT, Branch, Case, Chain, Function, Loop, Node, Simple, parse
 
 DEEPEST = 20
+MOST_CHARACTERS = 1 << 16
+"""Of a variable: one that is appended to itself again and again has no end."""
 _SILENT = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
@@ -242,6 +244,8 @@ class _Walker:
                 self.assign(name, before + text, line)
 
     def assign(self, name: str, value: str | list[str], line: int) -> None:
+        if sum(map(len, value)) > MOST_CHARACTERS:
+            raise ShellSyntaxError(line, f"{name} becomes longer than {MOST_CHARACTERS:,} characters")
         if name not in self.fixed:
             self.variables[name] = value
         self.undecided.pop(name, None)
