@@ -43,8 +43,11 @@ class RLRow:
         return self.model.estimate(self.plan).step_s
 
 
-def read(data: Path) -> tuple[list[RLRow], Counter[str]]:
-    """The rows that can be priced, and how many others could not be, by reason."""
+def read(data: Path, host_bytes_per_s: float | None = None) -> tuple[list[RLRow], Counter[str]]:
+    """The rows that can be priced, and how many others could not be, by reason.
+
+    With `host_bytes_per_s` state moves to host memory and back so fast, else as is assumed of the framework.
+    """
     rows, excluded = [], Counter[str]()
     with (data / "measured" / "nemo_rl_step_time.csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -56,15 +59,18 @@ def read(data: Path) -> tuple[list[RLRow], Counter[str]]:
             elif line["policy"] != "On policy":
                 excluded["asynchronous: how the devices are shared out is not stated"] += 1
             else:
-                rows.append(_row(line, system))
+                rows.append(_row(line, system, host_bytes_per_s))
     return rows, excluded
 
 
-def _row(line: Mapping[str, str], system: str) -> RLRow:
+def _row(line: Mapping[str, str], system: str, host_bytes_per_s: float | None) -> RLRow:
     devices, sequences = int(line["gpus"]), int(line["gen_gbs"])
     precision = "fp8" if "FP8" in line["system"] else "bf16"
     size = len(machine(MACHINES[system]).ids)
     cluster = used_by("nemo-rl", machine(MACHINES[system], -(-devices // size)))
+    if host_bytes_per_s is not None:
+        kinds = {name: replace(kind, host_bytes_per_s=host_bytes_per_s) for name, kind in cluster.kinds.items()}
+        cluster = replace(cluster, kinds=kinds)
     algorithm: Algorithm = plugins.make("nereus.algorithms", "grpo", {})
     spec = named(MODELS[line["model"]])
     workflow = _verified(algorithm.workflow({model: spec for model in algorithm.models()}))

@@ -70,6 +70,16 @@ def test_an_rl_job_is_priced_call_by_call(tmp_path: Path) -> None:
     assert job.predict() == pytest.approx(sum(calls.values()))
 
 
+def test_an_rl_job_takes_other_rates_to_host_memory(tmp_path: Path) -> None:
+    """What its update moves there and back takes half of the time at twice the rate."""
+    table = written(tmp_path, "nemo_rl_step_time.csv", [JOB])
+    seconds = [
+        job.model.call_s(job.plan)["update_actor"] for rate in (1e9, 2e9, 4e9) for job in rl_rows.read(table, rate)[0]
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(2 * (seconds[1] - seconds[2]))
+    assert seconds[1] > seconds[2]
+
+
 def test_only_pairs_that_lie_apart_have_an_order() -> None:
     measured, predicted = np.array([1.0, 1.1, 2.0, 4.0]), np.array([1.0, 0.5, 3.0, 2.0])
     assert rows.ordered(measured, predicted, "aaaa") == (4, 5)
