@@ -110,7 +110,7 @@ def order(shown: Diff) -> str:
         return ""
     if shown.dag.certified:
         return "order: certified, none takes less"
-    return f"order: {shown.over_bound:.2f} x a bound that takes every link for the fastest; none takes less than that"
+    return f"order: {shown.over_bound:.2f} x a lower bound of what any order takes"
 
 
 def worth(shown: Diff) -> list[str]:

@@ -8,11 +8,34 @@ from math import ceil, log2
 
 from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
+from nereus.transition.holders import Site
 
 
-def bound_bytes(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
-    """The largest of: what one device takes part in, how fast new replicas double, how releases wait for copies."""
-    return max(_devices(locals_), max(map(_doubling, locals_), default=0.0), _releasing(locals_, used, capacity))
+def bound_bytes(
+    locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int], site: Site | None = None
+) -> float:
+    """The largest of: what one device takes part in, how fast new replicas double, how releases wait for copies, and
+    what has to cross nodes."""
+    doubling = max(map(_doubling, locals_), default=0.0)
+    found = max(_devices(locals_), doubling, _releasing(locals_, used, capacity))
+    return found if site is None or site.far == 1 else max([found, *(_crossing(local, site) for local in locals_)])
+
+
+def _crossing(local: LocalDAG, site: Site) -> float:
+    """A group whose unit lies on several nodes crosses them; and so does the first on a node that holds nothing."""
+    before = {site.node_of.get(device, -1) for unit in (*local.kept, *local.left) for device in unit.devices}
+    apart, found = set[int](), 0.0
+    first: dict[int, int] = {}
+    for build in local.builds:
+        nodes = {site.node_of.get(device, -1) for unit in build.goals for device in unit.devices}
+        if len(nodes) > 1:
+            apart |= nodes
+            found = max(found, site.far * build.received_bytes if _alone(build) else 0.0)
+        else:
+            (node,) = nodes
+            first[node] = min(build.received_bytes, first.get(node, build.received_bytes))
+    fresh = (size for node, size in first.items() if node not in before and node not in apart)
+    return max(found, site.far * max(fresh, default=0))
 
 
 def _devices(locals_: Sequence[LocalDAG]) -> float:
@@ -28,10 +51,20 @@ def _devices(locals_: Sequence[LocalDAG]) -> float:
             devices.update(build.acquires)
             sent += 0 if build.sources else build.moved_bytes
             if build.received_bytes:
-                lasts = max(float(build.received_bytes), build.moved_bytes / senders)
+                lasts = _lasts(build, senders)
                 for device in build.acquires:
                     taken[device] += lasts
     return max(max(taken.values(), default=0.0), (sum(taken.values()) + sent) / max(1, len(devices)))
+
+
+def _lasts(build: Build, senders: int) -> float:
+    """The least that a group takes."""
+    return max(float(build.received_bytes), build.moved_bytes / senders if _alone(build) else 0.0)
+
+
+def _alone(build: Build) -> bool:
+    """Whether it makes one unit. Several may also be made one by one, for less at a time and with less room."""
+    return len(build.goals) == 1
 
 
 def _doubling(local: LocalDAG) -> float:
@@ -56,13 +89,13 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
     """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
     on = _leaving(locals_, capacity)
-    left = {local.model_stage: len(local.left) for local in locals_}
+    left = {local.model_stage: len(local.left) for local in locals_ if not local.kept}
     for local in locals_:
         senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
         for build in local.builds:
-            waited = _waited(build, on, used, capacity) if on else {}
-            stages = frozenset(ms for ms, units in waited.items() if len(units) == left[ms])
-            first = max(float(build.received_bytes), build.moved_bytes / senders)
+            waited = _waited(build, on, used, capacity) if on and _alone(build) else {}
+            stages = frozenset(ms for ms, units in waited.items() if len(units) == left.get(ms))
+            first = _lasts(build, senders)
             waits.add((local.model_stage, first, build.received_bytes, stages))
     copied: dict[ModelStage, float] = {}
     found = 0.0
@@ -77,10 +110,10 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
 
 
 def _leaving(locals_: Sequence[LocalDAG], capacity: Mapping[int, int]) -> dict[int, list[tuple[EMU, int]]]:
-    """Device of `capacity` → units on it that go, and their bytes there; none of a model-stage that keeps some unit."""
+    """Device of `capacity` → units on it that go, and their bytes there."""
     found: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
     for local in locals_:
-        for unit in () if local.kept else local.left:
+        for unit in local.left:
             for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
                 if device in capacity:
                     found[device].append((unit, size))
@@ -90,7 +123,7 @@ def _leaving(locals_: Sequence[LocalDAG], capacity: Mapping[int, int]) -> dict[i
 def _waited(
     build: Build, on: Mapping[int, Sequence[tuple[EMU, int]]], used: Mapping[int, int], capacity: Mapping[int, int]
 ) -> dict[ModelStage, set[EMU]]:
-    """Model-stage → its units that have to leave before `build` has room; of those that keep no unit."""
+    """Model-stage → its units that have to leave before `build` has room."""
     found: dict[ModelStage, set[EMU]] = {}
     for device, wanted in build.acquires.items():
         if device in on and (over := used.get(device, 0) + wanted - capacity[device]) > 0:

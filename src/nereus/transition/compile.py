@@ -59,7 +59,9 @@ def connect(
     roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if capacity else locals_
     try:
         ways = [locals_] if roomy == locals_ else [locals_, roomy]
-        dag = schedule(start, goal, [*ways, [local.in_turn() for local in locals_]], memory, site)
+        if any(not build.sources for local in locals_ for build in local.builds):
+            ways.append([local.in_turn() for local in locals_])
+        dag = schedule(start, goal, ways, memory, site)
     except BlockedError as blocked:
         dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
     if capacity:
@@ -90,7 +92,7 @@ def _searched(
         for ms in (local.model_stage for local in locals_)
     ]
     waited_for = {} if found.lead.offloaded else memory.capacity  # what is staged waits for no copy
-    return schedule(*ends, [again], memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for))
+    return schedule(*ends, [again], memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for, site))
 
 
 def _uncrowded(

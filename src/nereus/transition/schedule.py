@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
@@ -75,19 +75,24 @@ def schedule(
     dead ends, which does not mean that there is no order.
     """
     site = site or Site()
-    least = bound_bytes(ways[0], memory.used, memory.capacity) if least is None else least
+    least = bound_bytes(ways[0], memory.used, memory.capacity, site) if least is None else least
     best: Run | None = None
     blocked: BlockedError | None = None
     budget = TRIED_GROUPS
+    minds: dict[int, Set[str]] = {}
+    """id of a way → fields of rules that make a difference to it."""
     for rule, locals_ in product(RULES, ways):
         if best is not None and (budget <= 0 or best.span_bytes <= least):
             break
-        tried = _attempt(locals_, memory, site, rule, lead)
         budget -= sum(len(local.builds) for local in locals_)
-        if isinstance(tried, BlockedError):
-            blocked = tried if tried.short_bytes or blocked is None else blocked
-        elif best is None or tried.span_bytes < best.span_bytes:
-            best = tried
+        if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
+            continue
+        run, stuck = _attempt(locals_, memory, site, rule, lead)
+        minds.setdefault(id(locals_), run.minds)
+        if stuck is not None:
+            blocked = _blocked(stuck, memory) if stuck.short_bytes or blocked is None else blocked
+        elif best is None or run.span_bytes < best.span_bytes:
+            best = run
     if best is None:
         assert blocked is not None
         raise blocked
@@ -96,7 +101,7 @@ def schedule(
 
 def _attempt(
     locals_: Sequence[LocalDAG], memory: Memory, site: Site, rule: Rule, lead: Lead | None
-) -> Run | BlockedError:
+) -> tuple[Run, Stuck | None]:
     fresh = [local.copy() for local in locals_]
     builds = [build for local in fresh for build in local.builds]
     room = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
@@ -104,8 +109,7 @@ def _attempt(
     if lead is not None:
         named = {(build.goals[0].model_stage, frozenset(build.acquires)): build for build in builds}
         run.lead(lead.unread, lead.offloaded, [named[group] for group in lead.groups])
-    stuck = run.walk()
-    return run if stuck is None else _blocked(stuck, memory)
+    return run, run.walk()
 
 
 def _blocked(stuck: Stuck, memory: Memory) -> BlockedError:
