@@ -244,6 +244,7 @@ def test_models_and_machines_are_listed(nereus: Command, kind: str, names: set[s
 def test_calibration_refuses_what_it_cannot_write(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("calibrate", tmp_path / "none" / "here.yaml"), 2, "there is no directory")
     refused(nereus("calibrate", tmp_path / "here.yaml", "--devices", 0), 2, "--devices 0")
+    refused(nereus("calibrate", tmp_path), 2, "is a directory")
 
 
 def test_list_names_its_choices_and_the_version_is_told(nereus: Command) -> None:

@@ -116,6 +116,13 @@ def test_two_processes_measure_this_machine_and_the_file_is_read(tmp_path: Path)
     json.dumps(codec.encode(report))
 
 
+def test_more_processes_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    with pytest.raises(SettingsError, match=r"100000 processes.* 1 to 8 are valid"):
+        calibrate(tmp_path / "x.yaml", 100_000, quick=True)
+
+
 def test_more_devices_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(SettingsError, match="3 devices, this machine has 2 GPUs"):

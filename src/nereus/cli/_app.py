@@ -21,6 +21,7 @@ import yaml
 from rich.console import Console
 
 from nereus.core import SettingsError
+from nereus.core.files import write_whole
 
 T = TypeVar("T")
 
@@ -115,16 +116,7 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
 
 def save(flag: str, path: Path, text: str) -> None:
     """Write a file that was asked for, whole or not at all. Raises SettingsError when it cannot be."""
-    final = path.resolve()
-    beside = final.with_name(f".{final.name}.{os.getpid()}")
     try:
-        if final.exists() and not final.is_file():  # a pipe or a terminal has nothing beside it
-            final.write_text(text, encoding="utf-8")
-            return
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(final)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise SettingsError(f"{flag} {path}: cannot be written: {error.strerror}") from None

@@ -23,6 +23,8 @@ def calibrate(
         raise SettingsError(f"--devices {devices}, must be at least 1")
     if not path.resolve().parent.is_dir():
         raise SettingsError(f"{path}: there is no directory {path.resolve().parent}")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a directory, name the file to write")
     report: Any = import_extra("nereus.engine.calibrate", "calibration").calibrate(path, devices, quick)
     if as_json:
         echo_json(codec.encode(report))

@@ -18,6 +18,7 @@ import torch
 
 from nereus.clusters.file import written
 from nereus.core import Cluster, Device, DeviceKind, Link, SettingsError
+from nereus.core.files import write_whole
 from nereus.core.sizes import show_bytes
 from nereus.cost.kernel_fit import COLLECTIVE, Attentions, Collectives, Gemms, Kernels, errors, fit_kernels, fit_link
 from nereus.cost.rows import Floats
@@ -32,6 +33,8 @@ START_S, MEASURE_S = 120.0, 120.0
 """Deadlines: of workers to be ready, and of one kind of measurement."""
 TORCH = {"bf16": "bfloat16", "fp32": "float32"}
 GROUP = "calibrate"
+FEW_PROCESSES = 8
+"""So many may share fewer cores."""
 DOUBTFUL = 0.25
 """Median relative error of a class of operations above which its fit is not to be trusted."""
 
@@ -98,11 +101,14 @@ class Report:
 
 
 def calibrate(out: Path, devices: int, quick: bool) -> Report:
-    """Measure and write the cluster file `out`. Raises SettingsError when the machine has fewer GPUs than `devices`."""
+    """Measure and write the cluster file `out`. Raises SettingsError when the machine has too few GPUs or cores."""
     began_s = time.monotonic()
     gpus = torch.cuda.device_count()
     if gpus and devices > gpus:
         raise SettingsError(f"calibrate: {devices} devices, this machine has {gpus} GPUs")
+    most = max(os.cpu_count() or 1, FEW_PROCESSES)
+    if not gpus and devices > most:
+        raise SettingsError(f"calibrate: {devices} processes, on this machine without GPUs 1 to {most} are valid")
     timings = measure(devices, plan(gpus > 0, quick), cuda=gpus > 0)
     kind, link, error = fitted(timings)
     kind, unsure = doubted(kind, error)
@@ -113,7 +119,7 @@ def calibrate(out: Path, devices: int, quick: bool) -> Report:
     ids = tuple(Device(index, 0, kind.name) for index in range(devices))
     cluster = Cluster(ids, {kind.name: kind}, {"intra": link, "inter": link})
     try:
-        out.write_text(written(cluster, ["Measured by `nereus calibrate`.", *notes]), encoding="utf-8")
+        write_whole(out, written(cluster, ["Measured by `nereus calibrate`.", *notes]))
     except OSError as failure:
         raise SettingsError(f"calibrate: {out} cannot be written: {failure.strerror}") from None
     passed_s = time.monotonic() - began_s
