@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nereus.core import Capabilities, Head, Lengths, SettingsError, Stage
+from nereus.integrations.habits import said, used_by
 from nereus.settings import flags as by_flags
 from nereus.settings.flags import Flags
 from nereus.settings.host import Host
@@ -174,6 +175,22 @@ def test_host_flags_become_capabilities() -> None:
 def test_unknown_techniques_are_refused(host: Host, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         host.capabilities()
+
+
+def test_pins_stay_inside_what_the_host_runs() -> None:
+    """FSDP cuts no model: other pins leave it so, and none may say otherwise."""
+    asked = by_flags.question(GIVEN, Host(made_for="verl"))
+    pinned = asked.pinned(("actor/training=mb1",)).problem.capabilities.pin(TRAINING)
+    assert (pinned.tp, pinned.pp, pinned.micro_batch) == (1, 1, 1)
+    with pytest.raises(SettingsError, match=r"--pin actor/training: pp 2, valid: pp 1"):
+        asked.pinned(("actor/training=pp2",))
+
+
+def test_a_plan_for_a_framework_is_on_machines_as_it_uses_them() -> None:
+    """The same seconds as of its own configuration."""
+    any_host, nemo_rl = (by_flags.question(GIVEN, Host(made_for=name)) for name in (None, "nemo-rl"))
+    assert nemo_rl.problem.cluster == used_by("nemo-rl", any_host.problem.cluster) != any_host.problem.cluster
+    assert set(said("nemo-rl")) <= set(nemo_rl.assumptions)
 
 
 def test_pins_are_read_from_a_flag() -> None:

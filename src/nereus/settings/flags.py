@@ -23,6 +23,7 @@ from nereus.core import (
 from nereus.core.ports import Algorithm
 from nereus.cost import lengths as distribution
 from nereus.integrations import hosts
+from nereus.integrations.habits import said, used_by
 from nereus.planning.problem import Problem
 from nereus.settings import models
 from nereus.settings.build import expected_lengths
@@ -105,7 +106,9 @@ def question(flags: Flags, host: Host = ANY_HOST) -> Question:
         able = trainer.capabilities(flow, "disaggregated" if flags.asynchronous else "colocated")
         able = replace(able, **host.capabilities())  # type: ignore[arg-type]
         taken.append(hosts.limits(f"{trainer.framework} with {trainer.backend}", able))
-        return Question(name, Problem(flow, work, machine, able), names, able, assumptions=tuple(taken))
+        taken += said(trainer.framework)
+        asked = Problem(flow, work, used_by(trainer.framework, machine), able)
+        return Question(name, asked, names, able, assumptions=tuple(taken))
     if host.dp is None and not host.even_shares:
         _assume(
             taken, "any number of replicas whose shares differ by at most one sequence", "--dp powers, --even-shares"

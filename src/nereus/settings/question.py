@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from nereus import settings as build
@@ -48,9 +48,13 @@ class Question:
         return replace(self, problem=replace(self.problem, capabilities=able))
 
     def pinned(self, texts: Sequence[str]) -> Question:
-        """The question with degrees fixed, each as `actor/training=tp4,pp2,dp8`. Raises SettingsError."""
+        """The question with degrees fixed, each as `actor/training=tp4,pp2,dp8`. Raises SettingsError.
+
+        What the host itself fixes of a model-stage stays fixed.
+        """
         given: dict[ModelStage, Pin] = dict(parse_pin(text, self.problem.workflow) for text in texts)
-        asked = self.able(pins={**self.problem.capabilities.pins, **given})
+        both = {ms: _inside(ms, pin, self.widest.pins.get(ms, Pin())) for ms, pin in given.items()}
+        asked = self.able(pins={**self.problem.capabilities.pins, **both})
         check_pins(asked.problem)
         for model_stage, pin in given.items():
             check_pin_devices(f"--pin {model_stage}", pin, self.problem.cluster)
@@ -64,6 +68,17 @@ class Question:
         if not 1 <= devices <= len(cluster.ids):
             raise SettingsError(f"{devices} devices, the cluster has 1 to {len(cluster.ids)}")
         return replace(self, problem=replace(self.problem, cluster=cluster.only(cluster.ids[:devices])))
+
+
+def _inside(model_stage: ModelStage, pin: Pin, host: Pin) -> Pin:
+    """A pin with what its host fixes. Raises SettingsError where they differ."""
+    fixed = {each.name: value for each in fields(host) if (value := getattr(host, each.name)) is not None}
+    for name, value in fixed.items():
+        if getattr(pin, name) not in (None, value):
+            raise SettingsError(
+                f"--pin {model_stage}: {name} {getattr(pin, name)}, valid: {name} {value}, all that its host runs there"
+            )
+    return replace(pin, **fixed)
 
 
 def of_job(path: Path, overrides: Sequence[str], devices: int | None) -> Question:
