@@ -57,7 +57,7 @@ def test_another_tp_of_a_heavy_model_stage_is_the_best_plan_with_it() -> None:
         assert other.slower == pytest.approx(other.step_s / first.estimate.step_s - 1)
         name, _, tp = other.asked.rpartition(" tp")
         assert other.plan.of(ModelStage.parse(name)).candidate.layout.tp == int(tp)
-        assert close.row(other)[2].startswith(f"with {other.asked}:; ")
+        assert close.row(other)[2].startswith(f"with {other.asked}; ")
 
 
 def test_a_plan_beside_the_best_says_which_calls_take_longer() -> None:
