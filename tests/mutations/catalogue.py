@@ -68,12 +68,12 @@ TRANSITIONS = (
     Mutation(
         "swap two routes",
         "transition/flows.py",
-        "        return (*self.own, *(found.flow(part) for found, part in self.parts))",
-        """        entries = [*self.own, *(found.flow(part) for found, part in self.parts)]
-        if len(entries) > 1:
-            (a, b), cut = entries[:2], lambda f: (f.tensors, f.row_elements, f.start, f.stop, f.source)
-            entries[:2] = [Flow(*cut(a), b.target), Flow(*cut(b), a.target)]
-        return tuple(entries)""",
+        "        return tuple(made)\n",
+        """        if len(made) > 1:
+            (a, b), cut = made[:2], lambda f: (f.tensors, f.row_elements, f.start, f.stop, f.source)
+            made[:2] = [Flow(*cut(a), b.target), Flow(*cut(b), a.target)]
+        return tuple(made)
+""",
         SHARDS,
     ),
     Mutation(

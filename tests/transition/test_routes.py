@@ -148,7 +148,7 @@ def test_identical_layers_share_the_computation() -> None:
     for layers in (8, 64):
         schema = even(layers=layers, kinds=TRAINED)
         job = Job(units(ACTOR, Layout(2, 2), *range(4)), units(ACTOR, Layout(4, 1), *range(4)))
-        counts.append(len(dealt(schema, job).parts))
+        counts.append(len(dealt(schema, job).flows()))
     assert counts[0] == counts[1]
 
 

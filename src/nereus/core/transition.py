@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 
 from nereus.core.emu import EMU, EMUSet
 from nereus.core.errors import SettingsError
@@ -40,7 +41,9 @@ class Primitive:
     @property
     def devices(self) -> frozenset[int]:
         """Every device that takes part."""
-        return frozenset(device for unit in (*self.sources, *self.targets) for device in unit.devices)
+        if len(self.sources) == 1 and not self.targets:
+            return frozenset(self.sources[0].devices)
+        return frozenset(chain.from_iterable([unit.devices for unit in (*self.sources, *self.targets)]))
 
     @property
     def name(self) -> str:

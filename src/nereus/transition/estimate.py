@@ -23,8 +23,9 @@ def estimate(
     spans = timeline(dag, loads.of)
     ideal_s = max((span.end_s for span in spans.values()), default=0.0)
     seconds = calibration.transition_overhead_s + calibration.transition_scale * ideal_s if dag.primitives else 0.0
-    intra, inter = (sum(getattr(load, name) for load in loads.of.values()) for name in ("intra_bytes", "inter_bytes"))
-    changed = [ms for ms in dag.start.model_stages if set(dag.start.of(ms)) != set(dag.goal.of(ms))]
+    intra = sum(load.intra_bytes for load in loads.of.values())
+    inter = sum(load.inter_bytes for load in loads.of.values())
+    changed = [ms for ms in dag.start.model_stages if dag.start.of(ms) != dag.goal.of(ms)]
     return TransitionEstimate(
         seconds=seconds,
         peak_bytes=peak_bytes(dag, schemas, loads.buffer_bytes()),

@@ -26,8 +26,8 @@ class Pattern:
 
     def __init__(self, deal: Deal) -> None:
         self._deal = deal
-        self.size = len(deal.own) + len(deal.parts)
-        """Number of flows."""
+        self.size = deal.size
+        """About the number of flows."""
         self.shares: dict[object, Sequence[Pairs]] = {}
         """How the primitives of a group may divide `pairs` among them."""
 

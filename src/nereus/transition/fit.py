@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
-
 from nereus.core import EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
 from nereus.transition.classes import by_layout
 from nereus.transition.sizes import sizes_of
+from nereus.transition.totals import highest, totals
 
 
 def stored_bytes(
@@ -25,10 +24,7 @@ def stored_bytes(
             for unit in alike:
                 devices.extend(unit.devices)
             stored.extend(each * len(alike))
-    found, place = np.unique(np.array(devices, dtype=np.int64), return_inverse=True)
-    totals = np.zeros(len(found), dtype=np.int64)
-    np.add.at(totals, place, np.array(stored, dtype=np.int64))
-    used = Counter(dict(zip(found.tolist(), totals.tolist(), strict=True)))
+    used = Counter(totals(devices, stored))
     for device, size in (other_bytes or {}).items():
         used[device] += size
     return used
@@ -70,8 +66,8 @@ def check(
 ) -> dict[int, int]:
     """The same from what is `used` at the start, by device."""
     peak = dict(used)
-    highest = _highest(dag, dict(peak), buffer_bytes)
-    missing = {d: level - capacity[d] for d, level in highest.items() if d in capacity and level > capacity[d]}
+    levels = _highest(dag, used, buffer_bytes)
+    missing = {d: level - capacity[d] for d, level in levels.items() if d in capacity and level > capacity[d]}
     if missing:
         device = max(missing, key=lambda d: (missing[d], -d))
         raise InfeasibleError(
@@ -79,19 +75,20 @@ def check(
             f"{missing[device]:,} more than its capacity of {capacity[device]:,}",
             missing,
         )
-    for device, level in highest.items():
+    for device, level in levels.items():
         peak[device] = max(peak.get(device, 0), level)
     return peak
 
 
-def _highest(dag: TransitionDAG, used: dict[int, int], buffer_bytes: int) -> dict[int, int]:
-    """Device → its highest level right after it has allocated something; `used` ends as the level after all."""
-    highest: dict[int, int] = {}
+def _highest(dag: TransitionDAG, used: Mapping[int, int], buffer_bytes: int) -> dict[int, int]:
+    """Device → its highest level right after it has allocated something, from what is `used` at the start."""
+    devices: list[int] = []
+    changes: list[int] = []
     for primitive in dag.primitives:
-        for device, wanted in primitive.acquires.items():
-            level = used[device] = used.get(device, 0) + wanted
-            if wanted and level + buffer_bytes > highest.get(device, 0):
-                highest[device] = level + buffer_bytes
-        for device, freed in primitive.releases.items():
-            used[device] -= freed
-    return highest
+        if primitive.acquires:
+            devices.extend(primitive.acquires)
+            changes.extend(primitive.acquires.values())
+        if primitive.releases:
+            devices.extend(primitive.releases)
+            changes.extend([-freed for freed in primitive.releases.values()])
+    return {device: used.get(device, 0) + level + buffer_bytes for device, level in highest(devices, changes).items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nereus.core import EMU, StateSchema, TensorSpec, TransitionError
 from nereus.transition.classes import TensorClass, classes, layouts_of
-from nereus.transition.ribbons import Ribbon, Segment, deal
+from nereus.transition.ribbons import Cut, Ribbon, Segment, cuts, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,37 @@ class Deal:
     """The flows of a job: `own` are copies of devices from themselves, the others are made on request."""
 
     own: tuple[Flow, ...]
-    parts: tuple[tuple[Range, Segment], ...]
+    ranges: tuple[Range, ...]
+    cuts: tuple[Cut, ...]
+    """Who sends what of `ranges`."""
+
+    @property
+    def size(self) -> int:
+        """Copies, and targets of all cuts: about the number of flows."""
+        lengths = [entry.ribbon.tensors * entry.ribbon.rows for entry in self.ranges]
+        return len(self.own) + sum(
+            1 + (end - 1) // lengths[at] - begin // lengths[at] for at, _, begin, end in self.cuts
+        )
 
     def flows(self) -> tuple[Flow, ...]:
         """All of them, in order."""
-        return (*self.own, *(found.flow(part) for found, part in self.parts))
+        made = list(self.own)
+        for index, owner, begin, end in self.cuts:
+            found = self.ranges[index]
+            made.extend(map(found.flow, segments(found.ribbon, owner, begin, end)))
+        return tuple(made)
 
     def pairs(self) -> dict[tuple[int, int], int]:
         """(source, target) → elements of one kind."""
         total: dict[tuple[int, int], int] = defaultdict(int)
         for flow in self.own:
             total[flow.source, flow.target] += flow.elements
-        for found, part in self.parts:
-            total[part.source, part.target] += part.count * (part.stop - part.start) * found.ribbon.row_size
+        for index, owner, begin, end in self.cuts:
+            ribbon = self.ranges[index].ribbon
+            length, size = ribbon.tensors * ribbon.rows, ribbon.row_size
+            for place in range(begin // length, -(-end // length)):
+                rows = min(end, (place + 1) * length) - max(begin, place * length)
+                total[owner, ribbon.targets[place]] += rows * size
         return dict(total)
 
 
@@ -84,8 +102,7 @@ def dealt(schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[
     the device to itself. `node_of` makes owners on the target's node the only ones asked where there are any.
     """
     ranges, own = ranges_of(schema, job, lacking, node_of)
-    parts = tuple((ranges[index], part) for index, part in deal([entry.ribbon for entry in ranges]))
-    return Deal(tuple(own), parts)
+    return Deal(tuple(own), tuple(ranges), tuple(cuts([entry.ribbon for entry in ranges])))
 
 
 def ranges_of(

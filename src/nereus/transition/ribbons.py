@@ -49,43 +49,51 @@ class Segment:
     stop: int
 
 
+Cut = tuple[int, int, int, int]
+"""(index of a ribbon, sender, begin, end): who sends the positions [begin, end) of a ribbon."""
+
+
 def deal(ribbons: Sequence[Ribbon]) -> list[tuple[int, Segment]]:
     """(index of the ribbon, segment) for all ribbons; loads are balanced over all of them together."""
+    return [
+        (index, segment)
+        for index, owner, begin, end in cuts(ribbons)
+        for segment in segments(ribbons[index], owner, begin, end)
+    ]
+
+
+def cuts(ribbons: Sequence[Ribbon]) -> list[Cut]:
+    """The same as positions of the ribbons."""
+    sizes = [ribbon.size for ribbon in ribbons]
     # Ranges with few owners leave no choice, so they come first; the sort is stable.
-    order = sorted(range(len(ribbons)), key=lambda index: (len(ribbons[index].owners), -ribbons[index].size))
-    total = sum(ribbon.size for ribbon in ribbons)
+    order = sorted(range(len(ribbons)), key=lambda index: (len(ribbons[index].owners), -sizes[index]))
+    least = WHOLE * sum(sizes)
     senders = len({owner for ribbon in ribbons for owner in ribbon.owners})
     loads: dict[int, float] = defaultdict(float)
-    found: list[tuple[int, Segment]] = []
+    found: list[Cut] = []
     for index in order:
-        whole = ribbons[index].size * senders < WHOLE * total
-        found.extend((index, segment) for segment in _deal(ribbons[index], loads, whole))
+        found.extend(_cut(index, ribbons[index], loads, sizes[index] * senders < least))
     return found
 
 
-def _deal(ribbon: Ribbon, loads: dict[int, float], whole: bool) -> list[Segment]:
+def _cut(index: int, ribbon: Ribbon, loads: dict[int, float], whole: bool) -> list[Cut]:
     """Cut one ribbon among its owners and add the shares to `loads`."""
-    rows = ribbon.row_count
-    if len(ribbon.owners) == 1:
-        (owner,) = ribbon.owners
-        loads[owner] += ribbon.size
-        return [Segment(owner, target, 0, ribbon.tensors, 0, ribbon.rows) for target in ribbon.targets]
-    if whole:
-        shares = [0.0] * len(ribbon.owners)
-        shares[min(range(len(ribbon.owners)), key=lambda i: loads[ribbon.owners[i]])] = float(rows)
-    else:
-        levels = [loads[owner] / ribbon.row_size for owner in ribbon.owners]
-        shares = _fill(levels, rows)
+    rows, owners = ribbon.row_count, ribbon.owners
+    if whole or len(owners) == 1:
+        owner = owners[0] if len(owners) == 1 else min(owners, key=loads.__getitem__)
+        loads[owner] += rows * ribbon.row_size
+        return [(index, owner, 0, rows)]
+    shares = _fill([loads[owner] / ribbon.row_size for owner in owners], rows)
     done, ideal = 0, 0.0
-    dealt: list[Segment] = []
-    for owner, share in zip(ribbon.owners, shares, strict=True):
+    found: list[Cut] = []
+    for owner, share in zip(owners, shares, strict=True):
         ideal += share
         end = rows if ideal >= rows - 0.5 else _snap(ideal, ribbon.rows, share)
         if end > done:
             loads[owner] += (end - done) * ribbon.row_size
-            dealt.extend(_segments(ribbon, owner, done, end))
+            found.append((index, owner, done, end))
             done = end
-    return dealt
+    return found
 
 
 def _fill(levels: Sequence[float], amount: float) -> list[float]:
@@ -105,7 +113,7 @@ def _snap(position: float, length: int, share: float) -> int:
     return nearest if abs(nearest - position) <= SNAP * share else round(position)
 
 
-def _segments(ribbon: Ribbon, owner: int, begin: int, end: int) -> list[Segment]:
+def segments(ribbon: Ribbon, owner: int, begin: int, end: int) -> list[Segment]:
     """Positions [begin, end) of a ribbon: a cut tensor, whole tensors, a cut tensor, for each target."""
     rows = ribbon.rows
     made: list[Segment] = []

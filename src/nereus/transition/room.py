@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from nereus.transition.decompose import Build
 from nereus.transition.holders import Holder
+from nereus.transition.totals import totals
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +38,7 @@ class Room:
     def __init__(
         self, used: Mapping[int, int], capacity: Mapping[int, int], builds: Iterable[Build], buffer_bytes: int = 0
     ) -> None:
-        most = dict(used) if capacity else {}
-        for build in builds if capacity else ():
-            for device, wanted in build.acquires.items():
-                # A group that gives up what it reads in place acquires what it would have taken over as well.
-                most[device] = most.get(device, 0) + wanted + build.kept_bytes.get(device, 0)
+        most = _most(used, builds) if capacity else {}
         self.capacity = {
             device: capacity[device] - buffer_bytes
             for device, level in most.items()
@@ -89,6 +86,17 @@ class Room:
         for device in self._level.keys() & step.releases.keys():
             self._level[device] -= step.releases[device]
             self._releasers[device].append(step)
+
+
+def _most(used: Mapping[int, int], builds: Iterable[Build]) -> dict[int, int]:
+    """Device → its level if nothing is ever released."""
+    devices, sizes = list(used), list(used.values())
+    for build in builds:
+        # A group that gives up what it reads in place acquires what it would have taken over as well.
+        for taken in (build.acquires, build.kept_bytes):
+            devices.extend(taken)
+            sizes.extend(taken.values())
+    return totals(devices, sizes)
 
 
 def ancestors(step: Step, steps: Mapping[int, Step]) -> set[int]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from nereus.core import EMU, Layout, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
@@ -29,6 +30,11 @@ class Rule:
     patient: bool = False
     eager: bool = False
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """In what it differs from the first rule."""
+        return tuple(name for name in ("longest_first", "patient", "eager") if getattr(self, name))
+
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
@@ -46,6 +52,8 @@ class Run:
         self.steps: dict[int, Step] = {}
         self.span_bytes = 0.0
         self.site = site
+        self.minds: set[str] = set()
+        """Fields of the rule that have made a difference, or would have: a rule that differs in others goes alike."""
         self._room, self._rule = room, rule
         self._parts: dict[ModelStage, Part] = {local.model_stage: Part(local, site) for local in locals_}
         self._busy: set[int] = set()
@@ -63,6 +71,9 @@ class Run:
                 build.index = len(self._part_of)
                 self._part_of.append(part)
                 self._queue(build)
+        sizes = [build.received_bytes for part in self._parts.values() for build in part.local.builds]
+        if any(before < after for before, after in pairwise(sizes)):
+            self.minds.add("longest_first")
         self._leaving: dict[int, list[Holder]] = defaultdict(list)
         """Device that may run short → units on it that go."""
         for holder in (h for part in self._parts.values() for h in part.holders.values() if h.goes):
@@ -283,8 +294,14 @@ class Run:
         if wanted is None and self._short.keys().isdisjoint(holder.unit.devices):
             return False
         if wanted is not None and self._part(wanted) is part:  # what leaves is not read any more: another must be
-            return self._rule.eager or part.has_another(holder, self._busy)
-        return not self._rule.patient or bool(holder.groups)
+            if part.has_another(holder, self._busy):
+                return True
+            self.minds.add("eager")
+            return self._rule.eager
+        if holder.groups:
+            return True
+        self.minds.add("patient")
+        return not self._rule.patient
 
     def _give_up_sources(self) -> bool:
         """When nothing can start: units that groups wait to read leave, those that free most where it is short.
@@ -300,8 +317,11 @@ class Run:
             if holder is not None:
                 left[id(self._parts[holder.unit.model_stage])] -= 1
                 self._drop(holder)
+                if dropped:
+                    self.minds.add("eager")
                 dropped = True
                 if self._rule.eager:
+                    self.minds.add("eager")
                     break
         return dropped
 
@@ -312,7 +332,7 @@ class Run:
             part = self._parts[holder.unit.model_stage]
             if part.alive > 1 and left[id(part)] > 0:
                 releases = self._releases(holder, drop=True)
-                gain = sum(min(releases.get(device, 0), over) for device, over in short.items())
+                gain = sum(min(releases[device], short[device]) for device in releases.keys() & short.keys())
                 if gain and (best is None or gain > best[0]):
                     best = (gain, holder)
         return None if best is None else best[1]

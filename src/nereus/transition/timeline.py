@@ -107,18 +107,21 @@ class Loads:
 
 def timeline(dag: TransitionDAG, loads: Mapping[str, Load]) -> dict[str, Span]:
     """Primitive id → its span: it waits for its predecessors and for what ran before it on its devices."""
-    before = dag.predecessors()
+    before: dict[str, list[str]] = defaultdict(list)
+    for edge in dag.edges:
+        before[edge.later].append(edge.earlier)
     spans: dict[str, Span] = {}
     last_on: dict[int, str] = {}
     for primitive in dag.primitives:
-        devices = primitive.devices
-        waits = {last_on[device] for device in devices if device in last_on} | before[primitive.id]
-        cause = max(sorted(waits), key=lambda name: spans[name].end_s, default=None)
-        joining = 0 if isinstance(primitive, Destroy | Offload) else sum(device not in last_on for device in devices)
+        devices, name = primitive.devices, primitive.id
+        on = [last_on[device] for device in devices if device in last_on]
+        waits = {*on, *before[name]} if name in before else set(on)
+        cause = min(waits, key=lambda each: (-spans[each].end_s, each), default=None)
+        joining = 0 if isinstance(primitive, Destroy | Offload) else len(devices) - len(on)
         start_s = 0.0 if cause is None else spans[cause].end_s
-        seconds = GROUP_SETUP_S * joining + PRIMITIVE_S + loads.get(primitive.id, NOTHING).seconds
-        spans[primitive.id] = Span(start_s, start_s + seconds, cause)
-        last_on.update(dict.fromkeys(devices, primitive.id))
+        seconds = GROUP_SETUP_S * joining + PRIMITIVE_S + loads.get(name, NOTHING).seconds
+        spans[name] = Span(start_s, start_s + seconds, cause)
+        last_on.update(dict.fromkeys(devices, name))
     return spans
 
 
