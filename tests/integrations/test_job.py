@@ -401,3 +401,13 @@ def test_an_optimizer_that_steps_on_the_host_is_told_of(framework: str, told: bo
     base = small(framework=framework)
     found = replace(base, actor=replace(base.actor, optimizer_offload=True))
     assert any("steps on the host" in note for note in built(found).notes) is told
+
+
+def test_a_host_can_do_what_its_file_asks_of_it() -> None:
+    """DeepSpeed and FSDP cut models by TP only where a file says so."""
+    for tp, fixed in ((None, 1), (1, 1), (2, None)):
+        made = built(small(framework="openrlhf", actor=Part(devices=8, zero=2, micro_batch=1, tp=tp)))
+        assert made.capabilities.pin(TRAINING).tp == fixed
+        assert made.capabilities.pin(TRAINING).pp == 1
+        (words,) = (line for line in made.assumptions if "is looked at" in line)
+        assert ("no TP or PP where models train" in words) == (fixed == 1)

@@ -55,11 +55,14 @@ class Trainer:
         """Whether it can cut a model inside a layer."""
         return "megatron" in self.backend or "dtensor" in self.backend
 
-    def capabilities(self, workflow: Workflow, placement: str, cp: int = 1) -> Capabilities:
-        """FSDP and DeepSpeed shard, DTensor cuts by TP, Megatron by PP too; all of them offload."""
+    def capabilities(self, workflow: Workflow, placement: str, cp: int = 1, tp: int = 1) -> Capabilities:
+        """FSDP and DeepSpeed shard, DTensor cuts by TP, Megatron by PP too; all of them offload.
+
+        `cp` and `tp` are those of a file: what it asks for its host can do.
+        """
         cut, stages = self.cuts, workflow.model_stages
         whole = [ms for ms in stages if ms.stage is not Stage.GENERATION]
-        pins = {} if "megatron" in self.backend else {ms: Pin(tp=None if cut else 1, pp=1) for ms in whole}
+        pins = {} if "megatron" in self.backend else {ms: Pin(tp=None if cut or tp > 1 else 1, pp=1) for ms in whole}
         if self.framework in FLAT_ENGINES:
             pins |= {ms: Pin(pp=1) for ms in stages if ms.stage is Stage.GENERATION}
         return Capabilities(

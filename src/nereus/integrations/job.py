@@ -176,7 +176,8 @@ def capabilities(found: Imported, workflow: Workflow) -> Capabilities:
     """What the host of a configuration can be told to do."""
     actor = found.actor
     trainer = Trainer(found.framework, actor.backend or "", actor.zero if actor.zero is not None else 1)
-    return trainer.capabilities(workflow, placement(found, workflow), cp=(actor.cp or 1) * (actor.sp or 1))
+    cp = (actor.cp or 1) * (actor.sp or 1)
+    return trainer.capabilities(workflow, placement(found, workflow), cp, actor.tp or 1)
 
 
 def placement(found: Imported, workflow: Workflow) -> str:
