@@ -56,9 +56,10 @@ class LocalDAG:
     def drop(self, build: Build, unit: EMU) -> None:
         """`build` reads `unit` no longer, which may then be destroyed before it."""
         build.sources = tuple(source for source in build.sources if source != unit)
-        stored = {d: b for g in build.goals for d, b in zip(g.devices, self.pricing.stored(g.layout), strict=True)}
-        build.acquires = build.acquires | {device: stored[device] for device in stored.keys() & set(unit.devices)}
-        build.kept_bytes = {device: size for device, size in build.kept_bytes.items() if device not in unit.devices}
+        kept = {device: build.kept_bytes[device] for device in unit.devices if device in build.kept_bytes}
+        if kept:
+            build.acquires = build.acquires | {device: build.acquires[device] + size for device, size in kept.items()}
+            build.kept_bytes = {device: size for device, size in build.kept_bytes.items() if device not in kept}
 
     def copy(self) -> LocalDAG:
         """The same with groups of its own, which a run may change."""

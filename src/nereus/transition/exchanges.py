@@ -116,8 +116,9 @@ exchanges_of = PerSchema(Exchanges)
 
 def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, ...]:
     """The node of each device, nodes numbered as they appear; a device without one is alone on its own."""
-    seen: dict[object, int] = {}
-    return tuple(seen.setdefault(node_of.get(device, (device,)), len(seen)) for device in devices)
+    nodes: list[object] = [node_of.get(device, (device,)) for device in devices]
+    number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
+    return tuple(map(number.__getitem__, nodes))
 
 
 def _devices(unit: EMU) -> tuple[int, ...]:

@@ -64,6 +64,9 @@ def _most(table: Ints, supply: Ints, demand: Ints) -> int:
         rows, columns = (np.repeat(np.arange(len(each)), each) for each in (supply, demand))
         whole = table[np.ix_(rows, columns)]
         return common * int(whole[linear_sum_assignment(whole, maximize=True)].sum())
+    dealt = _greedily(table, supply, demand)
+    if dealt == min(supply @ table.max(axis=1), demand @ table.max(axis=0)):
+        return common * dealt
     rows, columns = np.nonzero(table)
     index = np.arange(len(rows))
     ends = np.concatenate([rows, columns + len(supply)])
@@ -73,6 +76,21 @@ def _most(table: Ints, supply: Ints, demand: Ints) -> int:
     found = linprog(-worth / worth.max(), A_ub=sums.tocsr(), b_ub=limits, method="highs-ds")  # type: ignore[call-overload]
     # The corners of this polytope are whole numbers.
     return common * int((np.rint(found.x).astype(np.int64) * worth).sum())
+
+
+def _greedily(table: Ints, supply: Ints, demand: Ints) -> int:
+    """What is reached by giving the most valuable pairs as much as there is, one after another."""
+    left, open_, worth = supply.tolist(), demand.tolist(), 0
+    rows, columns = np.nonzero(table)
+    order = np.argsort(-table[rows, columns], kind="stable")
+    rows, columns = rows[order], columns[order]
+    for row, column, each in zip(rows.tolist(), columns.tolist(), table[rows, columns].tolist(), strict=True):
+        amount = min(left[row], open_[column])
+        if amount:
+            left[row] -= amount
+            open_[column] -= amount
+            worth += amount * each
+    return worth
 
 
 def composed_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:

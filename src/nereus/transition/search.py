@@ -8,12 +8,13 @@ takes that unit off its devices; the fewest possible are staged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import combinations, product
 
 from nereus.core import EMU, EMUSet, ModelStage, StateSchema
-from nereus.transition.decompose import Build, decompose
+from nereus.transition.decompose import Build, LocalDAG, decompose
 from nereus.transition.schedule import Lead
 
 TRIES = 20_000
@@ -31,14 +32,23 @@ class Found:
     proved: bool
 
 
-@dataclass(frozen=True, slots=True)
+Groups = tuple[tuple[Build, Levels], ...]
+
+
+@dataclass(frozen=True)
 class _Choice:
     """One old unit that a model-stage could be built from, or None where one that is in nobody's way exists."""
 
     unit: EMU | None
     levels: Levels
     """What it stores."""
-    groups: tuple[tuple[Build, Levels], ...]
+    decomposed: Callable[[], LocalDAG]
+    tight: Collection[int]
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The groups that read it; most choices are never looked at."""
+        return _groups(self.decomposed().builds, self.tight)
 
 
 @dataclass(slots=True)
@@ -115,16 +125,23 @@ def _enter(case: _Case, ms: ModelStage, goal: EMUSet, schema: StateSchema, in_th
     if kept or not plain.builds:
         return
     if len(in_the_way) < len(left):
-        case.choices[ms] = [_Choice(None, {}, _groups(plain.builds, case.tight))]
+        case.choices[ms] = [_Choice(None, {}, lambda: plain, case.tight)]
         return
     case.choices[ms] = []
     for unit in in_the_way:
-        local = decompose(units, goal.of(ms), schema, [other for other in in_the_way if other != unit])
-        stored = dict(zip(unit.devices, local.pricing.stored(unit.layout), strict=True))
-        case.choices[ms].append(_Choice(unit, _levels(stored, case.tight), _groups(local.builds, case.tight)))
+        stored = dict(zip(unit.devices, plain.pricing.stored(unit.layout), strict=True))
+        local = partial(_reading, units, goal.of(ms), schema, unit, in_the_way)
+        case.choices[ms].append(_Choice(unit, _levels(stored, case.tight), local, case.tight))
 
 
-def _groups(builds: Sequence[Build], tight: Collection[int]) -> tuple[tuple[Build, Levels], ...]:
+def _reading(
+    units: Sequence[EMU], goal: Sequence[EMU], schema: StateSchema, chosen: EMU, in_the_way: Sequence[EMU]
+) -> LocalDAG:
+    """The way that reads one unit alone of those in the way."""
+    return decompose(units, goal, schema, {unit for unit in in_the_way if unit != chosen})
+
+
+def _groups(builds: Sequence[Build], tight: Collection[int]) -> Groups:
     """Groups that differ on the devices that could run short; one that needs nothing there is as good as any."""
     found: dict[frozenset[tuple[int, int]], tuple[Build, Levels]] = {}
     for build in builds:
@@ -153,8 +170,8 @@ def _with_staged(
         if None in units or not _host_room([u for u in units if u is not None], schemas, host_bytes, node_of):
             continue
         for ms in staged:
-            local = decompose(case.start.of(ms), goal.of(ms), schemas[ms], case.start.of(ms))
-            taken[ms] = _Choice(taken[ms].unit, {}, _groups(local.builds, case.tight))
+            local = partial(decompose, case.start.of(ms), goal.of(ms), schemas[ms], case.start.of(ms))
+            taken[ms] = _Choice(taken[ms].unit, {}, local, case.tight)
         order = _settle(case, taken)
         if order is not None:
             reading = {choice.unit for choice in taken.values()}
