@@ -251,6 +251,19 @@ def test_a_mini_batch_of_no_sequence_is_refused() -> None:
         built(found)
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("data.train_batch_size=0", "is 0, which only a job with devices that only generate may say"),
+        ("data.train_batch_size=64 algorithm.adv_estimator=1.5", "is no name, such as gae"),
+    ],
+)
+def test_values_that_name_no_verl_job_are_refused(said: str, message: str) -> None:
+    with pytest.raises(RefusedImportError, match=message) as refused:
+        read_text("verl", f"python3 -m verl.trainer.main_ppo {said} trainer.nnodes=1", "run.sh")
+    assert refused.value.reason is Refusal.INVALID
+
+
 def test_token_budgets_become_micro_batches() -> None:
     packed = replace(small().batch, packed=True)
     made = built(small(batch=packed, actor=Part(devices=8, zero=3, sp=2, tokens=4096, micro_batch=1)))

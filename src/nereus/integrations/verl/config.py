@@ -4,6 +4,7 @@ verl 0.7 (commit b178a3c); those of streaming jobs: experimental/fully_async_pol
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nereus.integrations._keys import Keys
@@ -106,6 +107,8 @@ def imported(keys: Keys) -> Imported:
     training = nodes * per_node
     apart, scoring = _rollout_pool(keys), _reward_pool(keys)
     algorithm = keys.text("algorithm.adv_estimator", default="gae", of="algorithm")
+    if algorithm is not None and not re.search("[a-zA-Z]", algorithm):
+        raise keys.invalid("algorithm.adv_estimator", "is no name, such as gae, grpo, rloo or remax")
     batch = _batch(keys)
     roles = _roles(keys, algorithm)
     actor = _trained(keys, ACTOR, f"{ACTOR}.fsdp_config", "actor", MODEL, training)
@@ -182,6 +185,10 @@ def _batch(keys: Keys) -> Batch:
     values = fill(keys, BATCH, "batch")
     stream = None
     if values["prompts"] == 0:
+        if _rollout_pool(keys) is None and not keys.starts("async_training.") and not keys.runs("async"):
+            raise keys.invalid(
+                "data.train_batch_size", "is 0, which only a job with devices that only generate may say"
+            )
         # A streaming job waits for so many prompts before it updates, not for a whole batch of the data loader.
         stream = values["mini_batch"] * (
             keys.integer("async_training.require_batches", default=1, of="batch.stream") or 1
