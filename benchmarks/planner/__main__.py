@@ -10,14 +10,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.planner._result import Result
+from benchmarks._parts import failed, measured, table
+from benchmarks._result import Result
 
 PARTS = ("search", "vtrain", "rows", "fit_rows", "memory", "serving", "kernels", "imports", "any_dp")
 WIDTH = 160
@@ -36,52 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     took_s: dict[str, float] = {}
     for part in given.only:
         began = time.perf_counter()
-        found[part] = measured(part, given.data)
+        found[part] = measured("benchmarks.planner", part, data=given.data)
         took_s[part] = time.perf_counter() - began
         print(f"{part}: {took_s[part]:.0f} s", file=sys.stderr)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table([line for lines in found.values() for line in lines]))
+    console.print(table("planner", [line for lines in found.values() for line in lines]))
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         lines = {
             part: {"took_s": took_s[part], "results": [line.as_json for line in lines]} for part, lines in found.items()
         }
         given.json.write_text(json.dumps(lines, indent=2, default=str, allow_nan=False) + "\n")
-    return int(any(line.notes.startswith(FAILED) for lines in found.values() for line in lines))
-
-
-FAILED = "failed: "
-
-
-def measured(part: str, data: Path) -> tuple[Result, ...]:
-    """The lines of one part; a part that breaks must not take the others with it."""
-    name = f"benchmarks.planner.{part}"
-    if find_spec(name) is None:
-        return (Result(part, "report", float("nan"), notes="not there"),)
-    try:
-        return tuple(import_module(name).run(data))
-    except FileNotFoundError as error:
-        return (Result(part, "report", float("nan"), notes=f"no data: {error.filename}"),)
-    except ModuleNotFoundError as error:
-        ours = str(error.name).partition(".")[0] in ("nereus", "benchmarks")
-        return (Result(part, "report", float("nan"), notes=f"{FAILED if ours else 'skipped: '}{error}"),)
-    except Exception as error:
-        return (Result(part, "report", float("nan"), notes=f"{FAILED}{error!r}"),)
-
-
-def table(lines: Sequence[Result]) -> Table:
-    """One row a result."""
-    shown = Table(*("what", "target", "ours", "other side", "ratio", "met", "notes"), title="planner")
-    for line in lines:
-        met = {None: "", True: "yes", False: "NO"}[line.met]
-        numbers = (line.measured, line.baseline, line.ratio)
-        shown.add_row(line.name, line.target, *map(number, numbers), met, line.notes)
-    return shown
-
-
-def number(value: float | None) -> str:
-    """Four digits; nothing for what was not measured."""
-    return "" if value is None or value != value else f"{value:.4g}"
+    return int(any(map(failed, found.values())))
 
 
 if __name__ == "__main__":

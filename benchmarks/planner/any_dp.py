@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks._common import FixedLength, running
+from benchmarks._result import Result
 from benchmarks.plan_choice import Bench, SameStep
-from benchmarks.planner._result import Result
 from nereus.algorithms.grpo import Grpo
 from nereus.clusters.local import Local
 from nereus.core import Assignment, Candidate, Capabilities, Layout, Lengths, Observation, Plan, Workload

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.planner._result import Result, at_most
+from benchmarks._result import Result, at_most
 from benchmarks.planner.rows import ACTOR, Row, bridge, columns, model_of
 from nereus.cost.step import StepModel
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner._result import Result, at_least
+from benchmarks._result import Result, at_least
 from nereus.core import NereusError
 from nereus.integrations import FRAMEWORKS, Imported, RefusedImportError, job, read, read_text
 from nereus.integrations.stated import stated

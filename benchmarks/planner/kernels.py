@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._result import Result
 from benchmarks.planner import _tables
-from benchmarks.planner._result import Result
 from benchmarks.planner.fit_constants import BETWEEN
 from nereus.clusters.named import machine
 from nereus.core import Link

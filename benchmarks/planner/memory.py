@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planner._result import Result, at_most
+from benchmarks._result import Result, at_most
 from nereus.clusters.named import machine
 from nereus.core import Candidate, DeviceKind, Layout, Lengths, ModelSpec, ModelStage, Stage, Work, Workload
 from nereus.cost.memory import Memory

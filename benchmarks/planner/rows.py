@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._result import Result, at_least, at_most
 from benchmarks.planner import rl_rows
-from benchmarks.planner._result import Result, at_least, at_most
 from nereus.clusters.named import machine
 from nereus.core import Call, Candidate, Layout, Lengths, ModelSpec, ModelStage, Stage, Work, Workflow, Workload
 from nereus.cost.rows import Rows

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.oracles.scip_plans import Answer, columns_of, solve
 
-from benchmarks.planner._result import Result, at_most
+from benchmarks._result import Result, at_most
 from nereus.algorithms.grpo import Grpo
 from nereus.algorithms.ppo import Ppo
 from nereus.clusters.named import machine

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.planner._result import Result, at_most
+from benchmarks._result import Result, at_most
 from benchmarks.planner._tables import TYPES, Row, read
 from nereus.clusters.named import machine
 from nereus.core import (

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planner._result import Result, at_least, at_most
+from benchmarks._result import Result, at_least, at_most
 from nereus.clusters.named import machine
 from nereus.core import Calibration, Candidate, Layout, Lengths, ModelSpec, ModelStage, Stage, Workload
 from nereus.cost.fit import Constant, Fit, Measured, fit, predict

@@ -12,14 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.planner._result import Result
+from benchmarks._parts import failed, measured, table
 from benchmarks.transitions.sides import Watch
 
 PARTS = (
@@ -34,7 +31,6 @@ PARTS = (
     "overlap",
 )
 WIDTH = 170
-FAILED = "failed: "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     found: dict[str, dict[str, object]] = {}
-    failed = False
+    broken = False
     for part in given.only:
         watch, began_s = Watch(), time.perf_counter()
-        lines = measured(part, given.quick)
+        lines = measured("benchmarks.transitions", part, quick=given.quick)
         took_s, load = time.perf_counter() - began_s, watch.read()
         console.print(table(f"{part} ({took_s:.0f} s; {load})", lines))
         more = getattr(sys.modules.get(f"benchmarks.transitions.{part}"), "tables", None)
@@ -61,40 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "busy_cores": load.busy_cores,
             "results": [line.as_json for line in lines],
         }
-        failed = failed or any(line.notes.startswith(FAILED) for line in lines)
+        broken = broken or failed(lines)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(found, indent=2, default=str, allow_nan=False) + "\n")
-    return int(failed)
-
-
-def measured(part: str, quick: bool) -> tuple[Result, ...]:
-    """The lines of one part; a part that breaks must not take the others with it."""
-    name = f"benchmarks.transitions.{part}"
-    if find_spec(name) is None:
-        return (Result(part, "report", float("nan"), notes="not there"),)
-    try:
-        return tuple(import_module(name).run(quick=quick))
-    except ModuleNotFoundError as error:
-        ours = str(error.name).partition(".")[0] in ("nereus", "benchmarks")
-        return (Result(part, "report", float("nan"), notes=f"{FAILED if ours else 'skipped: '}{error}"),)
-    except Exception as error:
-        return (Result(part, "report", float("nan"), notes=f"{FAILED}{error!r}"),)
-
-
-def table(title: str, lines: Sequence[Result]) -> Table:
-    """One row a result."""
-    shown = Table(*("what", "target", "ours", "other side", "ratio", "met", "notes"), title=title)
-    for line in lines:
-        met = {None: "", True: "yes", False: "NO"}[line.met]
-        numbers = (line.measured, line.baseline, line.ratio)
-        shown.add_row(line.name, line.target, *map(number, numbers), met, line.notes)
-    return shown
-
-
-def number(value: float | None) -> str:
-    """Four digits; nothing for what was not measured."""
-    return "" if value is None or value != value else f"{value:.4g}"
+    return int(broken)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions.sides import Measured, Side
 
 EXECUTOR = Side("executor", "benchmarks.transitions.live:Side")

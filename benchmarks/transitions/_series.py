@@ -7,7 +7,7 @@ from statistics import mean
 
 from rich.table import Table
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions.scenario import Scenario
 from benchmarks.transitions.sides import Measured, Side, compare
 

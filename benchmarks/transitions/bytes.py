@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from nereus.core import Assignment, Candidate, EMUSet, Layout, ModelSpec, ModelStage, Plan, StateSchema, expand
 from nereus.cost.state import schema
 from nereus.transition import connect, minimum_bytes, pair_bytes, place

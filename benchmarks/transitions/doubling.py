@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._others import BROADCAST, DCP, DEEPSPEED, EXECUTOR, LIBRARY, MEGATRON, TENPLEX, TORCHFT
 from benchmarks.transitions._series import setting, shown
 from benchmarks.transitions.scenario import Scenario, units

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._others import (
     BROADCAST,
     EXECUTOR,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._others import DCP, EXECUTOR, LIBRARY, MEGATRON, REFIT, TENPLEX
 from benchmarks.transitions._series import setting, shown
 from benchmarks.transitions.scenario import Scenario, units

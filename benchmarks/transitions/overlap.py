@@ -15,7 +15,7 @@ from statistics import mean
 
 from rich.table import Table
 
-from benchmarks.planner._result import Result, at_least
+from benchmarks._result import Result, at_least
 from benchmarks.transitions.live import PROGRAM, schema
 from benchmarks.transitions.state import Size
 from benchmarks.transitions.trials import CRITIC, KINDS, REWARD, Kind, Trial, drawn

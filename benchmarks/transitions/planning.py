@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TypeVar
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._pairs import Pair, drawn, planned
 from nereus.core import Calibration, EMUSet, InfeasibleError, Plan, TransitionDAG, TransitionEstimate, expand
 from nereus.transition import connect, estimate, place, stored_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._others import (
     DCP,
     DEEPSPEED,

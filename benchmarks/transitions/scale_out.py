@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._others import EXECUTOR, LIBRARY, SEQUENTIAL, described, payload, slower_at_most
 from benchmarks.transitions.scenario import Scenario, units
 from benchmarks.transitions.sides import compare, free_bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.planner._result import Result
+from benchmarks._result import Result
 from benchmarks.transitions._pairs import planned, problem
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, StateSchema, expand
 from nereus.cost.state import schemas

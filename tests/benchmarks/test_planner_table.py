@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks._result import Result, at_least, at_most
 from benchmarks.planner import __main__ as bench
-from benchmarks.planner._result import Result, at_least, at_most
+
+from benchmarks import _parts
 
 
 def test_limits_decide_what_is_met() -> None:
@@ -37,7 +39,7 @@ def test_every_part_is_a_line_whatever_happens(monkeypatch: pytest.MonkeyPatch, 
         module = ModuleType(f"benchmarks.planner.{name}")
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(bench, "find_spec", lambda name: None if name.endswith("vtrain") else object())
+    monkeypatch.setattr(_parts, "find_spec", lambda name: None if name.endswith("vtrain") else object())
     out = tmp_path / "build" / "bench.json"
     parts = ["vtrain", "serving", "rows", "memory"]
     assert bench.main(["--data", str(tmp_path), "--json", str(out), "--only", *parts]) == 1
@@ -61,7 +63,7 @@ def test_a_part_without_a_library_is_skipped_one_without_our_own_module_fails(
     module = ModuleType("benchmarks.planner.any_dp")
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(bench, "find_spec", lambda _: object())
+    monkeypatch.setattr(_parts, "find_spec", lambda _: object())
     out = tmp_path / "bench.json"
     assert bench.main(["--data", str(tmp_path), "--json", str(out), "--only", "any_dp"]) == status
     assert json.loads(out.read_text())["any_dp"]["results"][0]["notes"] == note

@@ -1,4 +1,4 @@
-"""What one part of the planner's benchmark answers: a measured number beside its target and the other side's."""
+"""What one part of a benchmark answers: a measured number beside its target and the other side's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table. A part is a module with `run(data: Path) -> list[Result]`."""
+    """One line of the table. A part is a module with `run(...)`, which answers with lines."""
 
     name: str
     """What was measured, with its unit, such as "vTrain single node, MAPE %"."""
