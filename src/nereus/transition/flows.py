@@ -140,12 +140,14 @@ def _collect(
         for piece in range(bisect_left(marks, start), bisect_left(marks, stop)):
             owners[piece].append(device)
     wanted: Wanted = {}
+    near: dict[tuple[int, int | None], tuple[int, ...]] = {}
+    """(piece, node of who lacks it) → its owners that are asked."""
     own: list[tuple[int, int, int]] = []
     needs = {device: region for unit in job.targets for device, region in members.regions(unit).items()}
     for device, (start, stop) in sorted(needs.items()):
         if not marks or marks[0] > start or marks[-1] < stop:
             raise _missing(members, start, stop, job)
-        held = owned.get(device, (0, 0))
+        held, node = owned.get(device, (0, 0)), node_of.get(device) if node_of else None
         for piece in range(bisect_right(marks, start) - 1, bisect_left(marks, stop)):
             low, high = max(start, marks[piece]), min(stop, marks[piece + 1])
             if held[0] <= low and high <= held[1]:
@@ -153,7 +155,10 @@ def _collect(
                 continue
             if not owners[piece]:
                 raise _missing(members, low, high, job)
-            wanted.setdefault((low, high, _near(owners[piece], device, node_of)), []).append(device)
+            asked = near.get((piece, node))
+            if asked is None:
+                asked = near[piece, node] = _near(owners[piece], device, node_of)
+            wanted.setdefault((low, high, asked), []).append(device)
     return wanted, own
 
 

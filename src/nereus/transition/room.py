@@ -83,9 +83,11 @@ class Room:
 
     def release(self, step: Step) -> None:
         """Give back what a Destroy or an Offload frees."""
-        for device in self._level.keys() & step.releases.keys():
-            self._level[device] -= step.releases[device]
-            self._releasers[device].append(step)
+        level = self._level
+        for device, freed in step.releases.items() if level else ():
+            if device in level:
+                level[device] -= freed
+                self._releasers[device].append(step)
 
 
 def _most(used: Mapping[int, int], builds: Iterable[Build]) -> dict[int, int]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
+from math import inf
 
 from nereus.core import EMU, Layout, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
@@ -47,14 +48,18 @@ class Stuck:
 class Run:
     """One pass. `order` and `span_bytes`, when the last step ends, are complete once `walk` has returned None."""
 
-    def __init__(self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule) -> None:
+    def __init__(
+        self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule, limit_bytes: float = inf
+    ) -> None:
         self.order: list[Step] = []
         self.steps: dict[int, Step] = {}
         self.span_bytes = 0.0
         self.site = site
         self.minds: set[str] = set()
         """Fields of the rule that have made a difference, or would have: a rule that differs in others goes alike."""
-        self._room, self._rule = room, rule
+        self._room, self._rule, self._limit_bytes = room, rule, limit_bytes
+        self.late = False
+        """Whether it has been given up: its span would be no shorter than the limit."""
         self._parts: dict[ModelStage, Part] = {local.model_stage: Part(local, site) for local in locals_}
         self._busy: set[int] = set()
         self._resting: dict[int, list[Build | Holder]] = defaultdict(list)
@@ -81,15 +86,17 @@ class Run:
                 self._leaving[device].append(holder)
 
     def walk(self) -> Stuck | None:
-        """Everything, or as far as it goes."""
+        """Everything, or as far as it goes, or until it is late."""
         self._dismiss(holder for part in self._parts.values() for holder in part.holders.values())
         while True:
-            while self._ready or self._hungry:
+            while (self._ready or self._hungry) and not self.late:
                 while self._ready:
                     self._try(heappop(self._ready)[2])
                 hungry, self._hungry = self._hungry, {}
                 for part in sorted(hungry.values(), key=lambda part: part.local.model_stage.sort_key):
                     self._serve(part)
+            if self.late:
+                return None
             if self._running:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
@@ -253,6 +260,7 @@ class Run:
         self.order.append(step)
         self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
         end = self.span_bytes + self.site.duration(build, sources)
+        self.late |= end >= self._limit_bytes
         part.announce(build, sources, self.span_bytes, end)
         heappush(self._running, (end, build.index, build))
 
@@ -270,7 +278,7 @@ class Run:
             holder.pending -= 1
         for holder in (*sources, *made):
             part.free(holder)
-        for device in self._resting.keys() & devices:
+        for device in () if self._resting.keys().isdisjoint(devices) else self._resting.keys() & devices:
             for waiting in self._resting.pop(device):
                 if isinstance(waiting, Holder):
                     other = self._parts[waiting.unit.model_stage]
@@ -378,7 +386,7 @@ class Run:
         """Enter a Destroy or Offload; what waited for its memory is looked at again."""
         self.order.append(step)
         self._room.release(step)
-        for device in self._short.keys() & step.releases.keys():
+        for device in self._short.keys() & step.releases.keys() if self._short else ():
             for build in self._short.pop(device):
                 self._queue(build)
         part = self._parts[step.holder.unit.model_stage] if step.holder is not None else None

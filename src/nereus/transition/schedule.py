@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 
 from nereus.core import (
     EMU,
@@ -87,11 +88,13 @@ def schedule(
         budget -= sum(len(local.builds) for local in locals_)
         if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
             continue
-        run, stuck = _attempt(locals_, memory, site, rule, lead)
+        run, stuck = _attempt(locals_, memory, site, rule, lead, inf if best is None else best.span_bytes)
         minds.setdefault(id(locals_), run.minds)
+        if run.late:
+            continue
         if stuck is not None:
             blocked = _blocked(stuck, memory) if stuck.short_bytes or blocked is None else blocked
-        elif best is None or run.span_bytes < best.span_bytes:
+        else:
             best = run
     if best is None:
         assert blocked is not None
@@ -100,12 +103,12 @@ def schedule(
 
 
 def _attempt(
-    locals_: Sequence[LocalDAG], memory: Memory, site: Site, rule: Rule, lead: Lead | None
+    locals_: Sequence[LocalDAG], memory: Memory, site: Site, rule: Rule, lead: Lead | None, limit_bytes: float
 ) -> tuple[Run, Stuck | None]:
     fresh = [local.copy() for local in locals_]
     builds = [build for local in fresh for build in local.builds]
     room = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
-    run = Run(fresh, room, site, rule)
+    run = Run(fresh, room, site, rule, limit_bytes)
     if lead is not None:
         named = {(build.goals[0].model_stage, frozenset(build.acquires)): build for build in builds}
         run.lead(lead.unread, lead.offloaded, [named[group] for group in lead.groups])

@@ -94,9 +94,10 @@ class Loads:
         busy: dict[tuple[int, str], float] = defaultdict(float)
         totals = {"intra": 0, "inter": 0}
         traffic: dict[tuple[int, int], int] = {}
+        element_bytes = schema.element_bytes
         for (source, target), elements in share.items():
             name = "intra" if nodes[source] == nodes[target] else "inter"
-            link, size = self._cluster.links[name], elements * schema.element_bytes
+            link, size = self._cluster.links[name], elements * element_bytes
             totals[name] += size
             traffic[source, target] = size
             for end in ((source, "out"), (target, "in")):
