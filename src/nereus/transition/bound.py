@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, log2
 
 from nereus.core import EMU, ModelStage
@@ -88,7 +88,7 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     """A group that needs all units of a model-stage to leave waits until that has its first new one."""
     waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
     """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
-    on = _leaving(locals_, capacity)
+    on = _leaving(locals_, _crowded(locals_, used, capacity))
     left = {local.model_stage: len(local.left) for local in locals_ if not local.kept}
     for local in locals_:
         senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
@@ -109,13 +109,24 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     return max(found, max(copied.values(), default=0.0))
 
 
-def _leaving(locals_: Sequence[LocalDAG], capacity: Mapping[int, int]) -> dict[int, list[tuple[EMU, int]]]:
-    """Device of `capacity` → units on it that go, and their bytes there."""
+def _crowded(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> set[int]:
+    """Devices where some group has no room before anything leaves."""
+    return {
+        device
+        for local in locals_
+        for build in local.builds
+        for device, wanted in build.acquires.items()
+        if device in capacity and used.get(device, 0) + wanted > capacity[device]
+    }
+
+
+def _leaving(locals_: Sequence[LocalDAG], crowded: Collection[int]) -> dict[int, list[tuple[EMU, int]]]:
+    """Device of `crowded` → units on it that go, and their bytes there."""
     found: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
     for local in locals_:
-        for unit in local.left:
+        for unit in local.left if crowded else ():
             for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
-                if device in capacity:
+                if device in crowded:
                     found[device].append((unit, size))
     return found
 

@@ -117,11 +117,11 @@ def _uncrowded(
     for local, old in zip(locals_, held, strict=True):
         crowded: dict[EMU, None] = {}
         for build in local.builds:
-            for device in build.acquires.keys() & old.keys() & memory.capacity.keys() if build.sources else ():
-                unit, size = old[device]
-                level = stays[device] + size + build.acquires[device] + memory.buffer_bytes
-                if build.acquires[device] and level > memory.capacity[device]:
-                    crowded[unit] = None
+            for device, wanted in build.acquires.items() if build.sources else ():
+                if wanted and device in old and device in memory.capacity:
+                    unit, size = old[device]
+                    if stays[device] + size + wanted + memory.buffer_bytes > memory.capacity[device]:
+                        crowded[unit] = None
         ms = local.model_stage
         again = decompose(start.of(ms), goal.of(ms), schemas[ms], crowded, site.node_of) if crowded else local
         found.append(again)

@@ -89,6 +89,10 @@ class Deal:
         for index, owner, begin, end in self.cuts:
             ribbon = self.ranges[index].ribbon
             length, size = ribbon.tensors * ribbon.rows, ribbon.row_size
+            if end - begin == length * len(ribbon.targets):
+                for target in ribbon.targets:
+                    total[owner, target] += length * size
+                continue
             for place in range(begin // length, -(-end // length)):
                 rows = min(end, (place + 1) * length) - max(begin, place * length)
                 total[owner, ribbon.targets[place]] += rows * size
@@ -113,13 +117,14 @@ def ranges_of(
     ranges: list[Range] = []
     copies: list[Flow] = []
     for family in classes(schema, layouts_of((*job.sources, *job.targets))):
-        wanted, own = _collect(job, family[0], node_of)
+        found, own = _collect(job, family[0], node_of)
+        wanted = [(low, high, owners, tuple(targets)) for (low, high, owners), targets in found.items()]
         for members in family:
             tensors, step, row_elements = members.tensors, members.step, members.row_elements
             if not lacking:
                 copies.extend(Flow(tensors, row_elements, low * step, high * step, at, at) for low, high, at in own)
-            for (low, high, owners), targets in wanted.items():
-                ribbon = Ribbon(owners, tuple(targets), len(tensors), (high - low) * step, row_elements)
+            for low, high, owners, targets in wanted:
+                ribbon = Ribbon(owners, targets, len(tensors), (high - low) * step, row_elements)
                 ranges.append(Range(members, low * step, ribbon))
     return ranges, copies
 
