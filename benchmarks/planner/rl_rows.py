@@ -69,7 +69,10 @@ def _row(line: Mapping[str, str], system: str, host_bytes_per_s: float | None) -
     size = len(machine(MACHINES[system]).ids)
     cluster = used_by("nemo-rl", machine(MACHINES[system], -(-devices // size)))
     if host_bytes_per_s is not None:
-        kinds = {name: replace(kind, host_bytes_per_s=host_bytes_per_s) for name, kind in cluster.kinds.items()}
+        kinds = {
+            name: replace(kind, host_bytes_per_s=host_bytes_per_s, constants={**kind.constants, "offload.fetch": 1.0})
+            for name, kind in cluster.kinds.items()
+        }
         cluster = replace(cluster, kinds=kinds)
     algorithm: Algorithm = plugins.make("nereus.algorithms", "grpo", {})
     spec = named(MODELS[line["model"]])

@@ -43,7 +43,7 @@ MACHINES = {"DGX-H100": "h100", "DGX-H200": "h200", "DGX-B200": "b200", "DGX-GB2
 SCALED = {"DGX-B300": "b300", "DGX-GB300": "gb300"}
 """Types that are others scaled by their specification: nothing is fitted to their rows, which are counted apart."""
 HOST_BYTES_PER_S = (2.1e9, 5e9)
-"""To host memory and back, the ends of what is published of NeMo RL (integrations/habits.py assumes one between)."""
+"""To host memory and back, the ends of what is published of NeMo RL (integrations/habits.py takes the first to it)."""
 PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8"}
 NOTES = (" (w/o MTP)", " (dropless)", " (tokendrop)")
 """What a table adds to a model's name; the shapes stay those of the model."""

@@ -24,6 +24,8 @@ def test_a_framework_moves_state_no_faster_than_its_machine_and_keeps_what_kerne
     assert kind.constants.items() <= used.constants.items()
     slow = replace(H100, kinds={kind.name: replace(kind, host_bytes_per_s=1e9)})
     assert used_by("nemo-rl", slow).kinds[kind.name].host_bytes_per_s == 1e9
+    (slowed,) = used_by("nemo-rl", slow).kinds.values()
+    assert slowed.constants["offload.fetch"] == 1.0, "no faster back than the machine"
     assert said("nemo-rl")
 
 

@@ -56,6 +56,7 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "generation.expert_s": "seconds that every expert of such a group adds beside its weights and arithmetic",
         "generation.experts_share": "share of a product's rate that such a group reaches with many tokens",
         "generation.kv_bytes": "bytes of one element of the KV cache, where not those of the model",
+        "offload.fetch": "rate from host memory over the rate to it",
         "sync.whole": "above 0: a weight synchronisation brings the whole model to every device, not its shard alone",
         "sync.tensor_s": "seconds of the host for each tensor of a weight synchronisation",
         "uncertainty": "standard deviation of the logarithm of a class's efficiency, where constants were not fitted",

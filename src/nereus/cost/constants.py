@@ -46,6 +46,7 @@ KIND: Mapping[str, float] = MappingProxyType(
         "dp.overlap": 0.8,
         "optimizer.kernels": 54.0,
         "pp.scatter": 0.0,
+        "offload.fetch": 1.0,
         "sync.whole": 0.0,
         "sync.tensor_s": 0.0,
         # An engine that launches every kernel and works in waves; no `kv_bytes`: those of the model.

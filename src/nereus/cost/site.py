@@ -41,7 +41,7 @@ class Site:
 
     @property
     def host_bytes_per_s(self) -> float:
-        """Rate of one direction to host memory of the slowest device; 0 where nothing can be offloaded."""
+        """Rate to host memory of the slowest device; 0 where nothing can be offloaded."""
         return min((kind.host_bytes_per_s for kind in self.kinds), default=0.0)
 
     def efficiency(self, name: str) -> Efficiency:

@@ -212,8 +212,8 @@ class StepModel:
         """
         spec, trained = self.workflow.spec(call.model_stage), self.workflow.updated(call.model_stage)
         stored = Memory(spec, trained, self.workload, site.kinds[0]).stored(rows, Ranks.stacked(rows, spec.layers))
-        updates, rate = call.work is Work.UPDATE, site.host_bytes_per_s
-        moved = 2 * _total(stored) if updates else stored["parameters"]
+        rate, fetch = site.host_bytes_per_s, site.rates["offload.fetch"]
+        moved = (1 + 1 / fetch) * _total(stored) if call.work is Work.UPDATE else stored["parameters"] / fetch
         return np.where(rows.offload, moved.max(axis=0) / rate if rate else np.inf, 0.0)
 
     def _sync_s(self, model_stage: ModelStage, rows: Rows, site: Site) -> Floats:

@@ -14,16 +14,18 @@ from nereus.core import Cluster, DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """`host_bytes_per_s`: of offloaded state, there and back. `constants`: instead of those of a kind of device."""
+    """Rates of offloaded state to host memory and from it. `constants`: instead of those of a kind of device."""
 
     host_bytes_per_s: float
+    fetch_bytes_per_s: float
     constants: Mapping[str, float]
     words: str
 
     def of(self, kind: DeviceKind) -> DeviceKind:
         """A kind of device as the framework uses it."""
-        rate = min(kind.host_bytes_per_s, self.host_bytes_per_s)
-        return replace(kind, host_bytes_per_s=rate, constants={**kind.constants, **self.constants})
+        rate, back = (min(kind.host_bytes_per_s, own) for own in (self.host_bytes_per_s, self.fetch_bytes_per_s))
+        fetch = {"offload.fetch": back / rate} if rate else {}
+        return replace(kind, host_bytes_per_s=rate, constants={**kind.constants, **self.constants, **fetch})
 
 
 HABITS: Mapping[str, Habits] = MappingProxyType(
@@ -34,9 +36,10 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         # reach 8 GB/s; steps of large models depend much on it. Every rank gathers every tensor: 0.1 to 0.2 ms for each
         # beside its bytes (#1379: 5.5 s for 235B, 14 s for DeepSeek-V3; #3294: 3.0 and 7.3 s for 30B and 235B).
         "nemo-rl": Habits(
-            3.3e9,
+            2.1e9,
+            8e9,
             MappingProxyType({"sync.whole": 1.0, "sync.tensor_s": 1.6e-4}),
-            "offloaded state moves through pageable host memory (3.3 GB/s), and a weight synchronisation gathers every "
+            "offloaded state moves to pageable host memory at 2.1 GB/s and back at 8 (assumed), and a weight synchronisation gathers every "
             "tensor on every device (0.16 ms each beside its bytes)",
         )
     }
