@@ -103,6 +103,9 @@ def test_a_plan_for_a_framework_can_be_exported_to_it(
 def test_frameworks_that_are_unknown_or_already_named(nereus: Command, flags: list[object], tmp_path: Path) -> None:
     refused(nereus("plan", *flags, "--for", "ver"), 2, "'ver'", "did you mean 'verl'")
     refused(nereus("plan", *flags, "--for", "verl:zero"), 2, "fsdp or megatron", "'zero'")
+    refused(nereus("plan", *flags, "--for", "verl:megatron", "--zero", "3"), 2, "--zero 3", "can do 0, 1")
+    refused(nereus("plan", *flags, "--for", "openrlhf", "--recompute", "full,selective"), 2, "selective", "none, full")
+    refused(nereus("plan", *flags, "--for", "verl", "--vpp", "1,2"), 2, "--vpp 2", "can do 1")
     job = tmp_path / "job.yaml"
     job.write_text("algorithm: grpo")
     refused(nereus("plan", job, "--for", "verl"), 2, "--for verl", "job.yaml")

@@ -39,8 +39,8 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
             2.1e9,
             8e9,
             MappingProxyType({"sync.whole": 1.0, "sync.tensor_s": 1.6e-4}),
-            "offloaded state moves to pageable host memory at 2.1 GB/s and back at 8 (assumed), and a weight synchronisation gathers every "
-            "tensor on every device (0.16 ms each beside its bytes)",
+            "offloaded state moves to pageable host memory at 2.1 GB/s and back at 8 (assumed), and a weight "
+            "synchronisation gathers every tensor on every device (0.16 ms each beside its bytes)",
         )
     }
 )

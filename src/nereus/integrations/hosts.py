@@ -25,6 +25,14 @@ BACKENDS: Mapping[str, Mapping[str, int]] = {
     "areal": {"fsdp": 3, "megatron": 1},
 }
 """What trains in each framework, its own default first, with the ZeRO level that it starts from."""
+LEVELS: Mapping[str, tuple[int, ...]] = {
+    "fsdp": (2, 3),
+    "fsdp2": (2, 3),
+    "deepspeed": (0, 1, 2, 3),
+    "dtensor": (3,),
+    "megatron": (0, 1),
+}
+"""ZeRO levels that a backend can be set to."""
 NAMES = tuple(BACKENDS)
 
 
@@ -55,6 +63,23 @@ class Trainer:
         """Whether it can cut a model inside a layer."""
         return "megatron" in self.backend or "dtensor" in self.backend
 
+    def check(self, asked: Mapping[str, object]) -> None:
+        """Raises SettingsError where fields of `Capabilities` that were asked for are more than it can be set to."""
+        valid: dict[str, tuple[object, ...]] = {"zero": LEVELS[self.backend], "recompute": self._recompute}
+        if "megatron" not in self.backend:
+            valid["vpp"] = (1,)
+        for name, choices in valid.items():
+            values = asked.get(name, ())
+            beyond = [value for value in values if value not in choices] if isinstance(values, tuple) else []
+            if beyond:
+                raise SettingsError(
+                    f"--{name} {beyond[0]}: {self.framework} with {self.backend} can do {', '.join(map(str, choices))}"
+                )
+
+    @property
+    def _recompute(self) -> tuple[str, ...]:
+        return ("none", "selective", "full") if self.cuts else ("none", "full")
+
     def capabilities(self, workflow: Workflow, placement: str, cp: int = 1, tp: int = 1) -> Capabilities:
         """FSDP and DeepSpeed shard, DTensor cuts by TP, Megatron by PP too; all of them offload.
 
@@ -66,7 +91,7 @@ class Trainer:
         if self.framework in FLAT_ENGINES:
             pins |= {ms: Pin(pp=1) for ms in stages if ms.stage is Stage.GENERATION}
         return Capabilities(
-            recompute=("none", "selective", "full") if cut else ("none", "full"),
+            recompute=self._recompute,
             zero=(self.zero,),
             expert_parallel=cut and workflow.specs["actor"].experts > 0,
             cp=tuple(sorted({1, cp})),
@@ -87,7 +112,7 @@ def limits(host: str, able: Capabilities) -> str:
         "no TP or PP where models train or infer" if any(pin.tp == 1 for pin in trained) else "",
         "no PP where models train or infer" if any(pin.tp is None for pin in trained) else "",
         "no PP in engines" if len(trained) < len(able.pins) else "",
-        f"ZeRO {able.zero[0]}",
+        f"ZeRO {' or '.join(map(str, able.zero))}",
         f"CP {' or '.join(map(str, able.cp))}",
         "DP and micro-batches that divide the batch",
     ]

@@ -104,6 +104,7 @@ def question(flags: Flags, host: Host = ANY_HOST) -> Question:
     if host.made_for is not None:
         trainer = hosts.Trainer.parse(host.made_for)
         able = trainer.capabilities(flow, "disaggregated" if flags.asynchronous else "colocated")
+        trainer.check(host.capabilities())
         able = replace(able, **host.capabilities())  # type: ignore[arg-type]
         taken.append(hosts.limits(f"{trainer.framework} with {trainer.backend}", able))
         taken += said(trainer.framework)
