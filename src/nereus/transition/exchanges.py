@@ -87,7 +87,7 @@ class Exchanges:
 
     def of(self, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> Exchange:
         """The exchange of a job; the order of its units does not matter."""
-        sources, targets = (sorted(units, key=_devices) for units in (job.sources, job.targets))
+        sources, targets = _sorted(job.sources), _sorted(job.targets)
         units = (*sources, *targets)
         flat = [device for unit in units for device in unit.devices]
         devices = tuple(sorted(set(flat)))
@@ -121,5 +121,5 @@ def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, .
     return tuple(map(number.__getitem__, nodes))
 
 
-def _devices(unit: EMU) -> tuple[int, ...]:
-    return unit.devices
+def _sorted(units: Sequence[EMU]) -> Sequence[EMU]:
+    return units if len(units) == 1 else sorted(units, key=lambda unit: unit.devices)

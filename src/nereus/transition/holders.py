@@ -111,19 +111,17 @@ class Part:
 
     def _next(self, node: int) -> Holder | None:
         """The next unit that is believed to be free, no longer counted among those."""
-        while True:
-            at, idle = next(((node, idle) for idle in self._idle if node in idle), (node, None))
-            if idle is None:
-                idle = next((idle for idle in self._idle if idle), None)
-                if idle is None:
-                    return None
-                at = next(iter(idle))
+        old, new = self._idle
+        while old or new:
+            idle = old if node in old else new if node in new else old or new
+            at = node if node in idle else next(iter(idle))
             holder = idle[at].popleft()
             if not idle[at]:
                 del idle[at]
             holder.queued = False
             if not holder.gone:
                 return holder
+        return None
 
     def has_another(self, holder: Holder, busy: Set[int]) -> bool:
         """Whether another unit than `holder` can be read now."""
@@ -148,8 +146,8 @@ class Part:
 
     def worth_waiting(self, build: Build, now: float) -> bool:
         """Whether a unit on the node of `build` that is in use now ends it sooner than one from elsewhere."""
-        node = self._site.node(build.goals[0])
-        if any(node in idle for idle in self._idle):
+        node, (old, new) = self._site.node(build.goals[0]), self._idle
+        if node in old or node in new:
             return False
         end = self._coming.get(node, 0.0)
         return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes

@@ -26,7 +26,7 @@ from nereus.core import (
     TransitionDAG,
     TransitionError,
 )
-from nereus.transition.exchanges import Exchange, Pairs, exchanges_of
+from nereus.transition.exchanges import Exchange, Exchanges, Pairs, exchanges_of
 from nereus.transition.flows import Flow, Job
 
 
@@ -109,6 +109,7 @@ def exchanges(
 ) -> Iterator[tuple[tuple[Primitive, ...], Exchange]]:
     """Each commit group of the model-stages in `schemas`, and what it moves."""
     goal: dict[ModelStage, frozenset[EMU]] = {}
+    found: dict[ModelStage, Exchanges] = {}
     for group in dag.groups.values():
         ms = group[0].model_stage
         if ms in schemas:
@@ -118,7 +119,9 @@ def exchanges(
                     goal[ms] = frozenset(dag.goal.of(ms))
                 made = (unit for primitive in group for unit in primitive.targets if unit in goal[ms])
                 built = tuple(dict.fromkeys(made))
-            yield group, exchanges_of(schemas[ms]).of(Job(source_units(group), built), node_of=dag.node_of)
+            if ms not in found:
+                found[ms] = exchanges_of(schemas[ms])
+            yield group, found[ms].of(Job(source_units(group), built), node_of=dag.node_of)
 
 
 def shares(group: Sequence[Primitive], exchange: Exchange) -> Sequence[Pairs]:
