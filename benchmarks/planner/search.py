@@ -196,7 +196,12 @@ def any_against_powers(pools: Sequence[int]) -> Result:
     )
 
 
-def run(_: Path | None = None, limit_s: float = LIMIT_S, out: Path | None = None, quick: bool = False) -> list[Result]:
+def run(
+    data: Path | None = None,  # noqa: ARG001
+    limit_s: float = LIMIT_S,
+    out: Path | None = None,
+    quick: bool = False,
+) -> list[Result]:
     """All lines; `quick` leaves large pools to SCIP out."""
     found = [
         *cpu(1024, "powers", 20), *cpu(16384, "powers", 100, 3), *cpu(1024, "any", 150, 3),

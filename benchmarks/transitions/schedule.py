@@ -143,7 +143,7 @@ def lines(where: str, found: Sequence[Spans]) -> list[Result]:
     ]
 
 
-def run(_: Path | None = None, quick: bool = False) -> list[Result]:
+def run(quick: bool = False) -> list[Result]:
     """All lines; `quick` keeps to the smallest pool and a few pairs."""
     found: list[Result] = []
     for devices in POOLS[:1] if quick else POOLS:
