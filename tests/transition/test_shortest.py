@@ -1,0 +1,92 @@
+"""Shortcuts of planning against the long way: rules that are skipped, orders given up, sums and levels by device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from nereus.core import EMUSet, InfeasibleError, Link, TransitionDAG
+from nereus.transition import connect
+from nereus.transition.decompose import LocalDAG
+from nereus.transition.holders import Site
+from nereus.transition.minimum import EXPANDED, _most
+from nereus.transition.room import Room
+from nereus.transition.run import Run
+from nereus.transition.schedule import RULES, Memory, schedule
+from nereus.transition.totals import highest, totals
+from tests.transition.test_order import SCHEMAS, random_case
+
+
+def spans(ways: Sequence[Sequence[LocalDAG]], memory: Memory, site: Site) -> Iterator[float]:
+    """How long each order is that some rule finds for some way, whatever the others found."""
+    for rule, locals_ in product(RULES, ways):
+        fresh = [local.copy() for local in locals_]
+        builds = [build for local in fresh for build in local.builds]
+        run = Run(fresh, Room(memory.used, memory.capacity, builds, memory.buffer_bytes), site, rule)
+        if run.walk() is None:
+            yield run.span_bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1.0, 4.0]), st.booleans())
+def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: int, far: float, limited: bool) -> None:
+    start, goal, capacity = random_case(seed)
+    found: list[float] = []
+
+    def checked(start: EMUSet, goal: EMUSet, ways: Sequence[Sequence[LocalDAG]], *rest: object) -> TransitionDAG:
+        memory, site = rest[0], rest[1]
+        assert isinstance(memory, Memory)
+        assert isinstance(site, Site)
+        if len(rest) == 2:  # no known way is followed
+            found.extend(spans(ways, memory, site))
+        return schedule(start, goal, ways, *rest)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("nereus.transition.compile"), "schedule", checked)
+        links = {"intra": Link(far * 1e9, 0.0), "inter": Link(1e9, 0.0)}
+        nodes = {device: device // 2 for unit in (*start, *goal) for device in unit.devices}
+        try:
+            dag = connect(start, goal, SCHEMAS, capacity if limited else {}, None, nodes, links)
+        except InfeasibleError:
+            assert not found
+            return
+    if found:
+        assert dag.span_bytes == round(min(found))
+
+
+entries = st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=30)
+
+
+@given(entries)
+def test_sums_and_highest_levels_are_those_of_going_through_the_entries(found: list[tuple[int, int]]) -> None:
+    sums: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for device, size in found:
+        sums[device] = sums.get(device, 0) + size
+        if size > 0:
+            most[device] = max(sums[device], most.get(device, sums[device]))
+    devices, sizes = [device for device, _ in found], [size for _, size in found]
+    assert totals(devices, sizes) == sums
+    assert highest(devices, sizes) == most
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_most_that_can_stay_is_that_of_the_linear_program(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows, columns = draw.integers(1, 4, 2)
+    table = draw.integers(0, 6, (rows, columns)) * draw.integers(0, 2, (rows, columns))
+    supply, demand = (draw.integers(1, 2 * EXPANDED, size) for size in (rows, columns))
+    if not table.any():
+        return
+    sums = np.vstack([np.kron(np.eye(rows), np.ones(columns)), np.kron(np.ones(rows), np.eye(columns))])
+    best = linprog(-table.reshape(-1), A_ub=sums, b_ub=np.concatenate([supply, demand]))
+    assert best.fun is not None
+    assert _most(table, supply, demand) == round(-best.fun)
