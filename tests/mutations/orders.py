@@ -26,6 +26,20 @@ ORDERS = (
         TESTS + "test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it",
     ),
     Mutation(
+        "skip rules that make a difference",
+        "transition/schedule.py",
+        "minds[id(locals_)].isdisjoint(rule.fields)",
+        "not rule.longest_first",
+        "tests/transition/test_shortest.py::test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter",
+    ),
+    Mutation(
+        "give up every order but the first",
+        "transition/run.py",
+        "self.late |= end >= self._limit_bytes",
+        "self.late |= end < self._limit_bytes < inf",
+        "tests/transition/test_shortest.py::test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter",
+    ),
+    Mutation(
         "serve one small unit after another from a large one",
         "transition/run.py",
         "share = len(senders) // len(build.acquires) - 1",
