@@ -31,7 +31,7 @@ from nereus.core import (
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
 from tests.oracles.brute_force_orders import an_order_exists
-from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, plan, units
+from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
 from tests.support.worlds import assert_holds, filled
 
 SCHEMAS = {
@@ -45,6 +45,21 @@ DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1))
 def sends(dag: TransitionDAG) -> Counter[EMU]:
     """Unit → groups that read it."""
     return Counter(source for step in dag.primitives if isinstance(step, Extend) for source in step.sources)
+
+
+@pytest.mark.parametrize(
+    ("layers", "old", "new", "count"),
+    [(6, Layout(1, 2), Layout(1, 3), 2), (6, Layout(2), Layout(1, 3), 4), (5, Layout(1), Layout(1, 2), 3)],
+)
+def test_small_units_that_each_feed_a_larger_one_are_not_below_the_bound(
+    layers: int, old: Layout, new: Layout, count: int
+) -> None:
+    schema = even(layers=layers, rows=12, columns=2)
+    free = count * old.size
+    start = EMUSet(units(ACTOR, old, *range(free)))
+    dag = compile(start, plan(assign(ACTOR, new, *range(free, free + count * new.size))), {ACTOR: schema}, {})
+    assert dag.span_bytes == full_bytes(schema) // old.size  # all at the same time: no second round
+    assert dag.certified
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4, 5, 8, 13])

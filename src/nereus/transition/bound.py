@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import ceil, log2
+from math import ceil, floor, log, log1p, log2, pow
 
 from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
@@ -73,15 +73,32 @@ def _doubling(local: LocalDAG) -> float:
     Fewer devices than one replica has take longer for the first.
     """
     fresh = [build for build in local.builds if not build.sources]
-    if not fresh:
+    received = min((build.received_bytes for build in fresh), default=0)
+    if not received:
         return 0.0
-    size, received = min(len(b.acquires) for b in fresh), min(b.received_bytes for b in fresh)
+    size = min(len(build.acquires) for build in fresh)
+    units = [*local.kept, *local.left, *(goal for build in local.builds for goal in build.goals)]
     senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
     senders += sum(len(build.acquires) for build in local.builds if build.sources)
     wanted, first = senders + len(fresh) * size, 0.0
     if senders < size:
         first, senders = max(float(received), min(b.moved_bytes for b in fresh) / senders), senders + size
-    return first + received * ceil(log2(wanted / senders) - 1e-9)
+    if min(unit.layout.size for unit in units) >= max(len(build.acquires) for build in fresh):
+        return first + received * ceil(log2(wanted / senders) - 1e-9)
+    growth = received * max(len(build.acquires) / build.moved_bytes for build in fresh)
+    return first + received * _rounds(wanted / senders, growth)
+
+
+def _rounds(times: float, growth: float) -> float:
+    """How often `received_bytes` it takes until there are `times` as many devices where a few may send to more.
+
+    A device that sends for d >= 1 of these has at most `growth` d new ones to show. In all, T spent in j equal parts
+    makes (1 + growth T / j)^j of one, the most for j = floor(T).
+    """
+    parts = floor(log(times) / log1p(growth) + 1e-9) if times > 1 else 0
+    if not parts:
+        return float(times > 1)
+    return min(parts + 1, parts * (pow(times, 1 / parts) - 1) / growth)
 
 
 def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
