@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereus.core import Cluster, Device, DeviceKind, Link
+from nereus.core import EMU, Assignment, Candidate, Cluster, Device, DeviceKind, Layout, Link, ModelStage, Stage
 from nereus.core.plan import listed, ranges
-from nereus.report.devices import where
+from nereus.report.devices import units, where
 
 LINK = Link(1e9, 1e-5)
 
@@ -44,6 +46,13 @@ def test_sixteen_thousand_devices_are_a_few_words() -> None:
 def test_few_devices_are_listed_one_by_one() -> None:
     assert listed([2, 0, 1]) == "0,1,2"
     assert listed(range(100)) == "0-99"
+
+
+@pytest.mark.parametrize(("order", "words"), [(range(16), "[0-15]"), ([*range(8, 16), *range(8)], "[8,9,")])
+def test_a_large_unit_is_a_range_where_its_ranks_rise(order: Sequence[int], words: str) -> None:
+    unit = EMU(ModelStage("actor", Stage.TRAINING), Layout(2, 8), tuple(order))
+    placed = Assignment(Candidate(unit.model_stage, unit.layout, 1), (unit.devices,))
+    assert units(placed, nodes(2, 8)).startswith(words)
 
 
 @given(st.sets(st.integers(0, 60)))

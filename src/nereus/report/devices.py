@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from nereus.core import Assignment, Cluster
-from nereus.core.plan import LISTED, ranges
+from nereus.core.plan import LISTED, listed, ranges
 
 
 def where(devices: Collection[int], cluster: Cluster) -> str:
@@ -31,7 +31,7 @@ def where(devices: Collection[int], cluster: Cluster) -> str:
 def units(assignment: Assignment, cluster: Cluster) -> str:
     """The devices of a model-stage: `[0,1] [2,3]` in a small pool, in words in a large one."""
     if len(assignment.devices) <= LISTED and len(cluster.devices) <= LISTED:
-        return " ".join(f"[{','.join(map(str, unit))}]" for unit in assignment.units)
+        return " ".join(f"[{_in_order(unit)}]" for unit in assignment.units)
     return where(assignment.devices, cluster)
 
 
@@ -42,3 +42,8 @@ def _inside(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
         node = found.setdefault(device.node, {})
         node[device.id] = len(node)
     return found
+
+
+def _in_order(unit: Sequence[int]) -> str:
+    """Many devices are a range where their numbers rise: the order is that of the ranks."""
+    return listed(unit) if list(unit) == sorted(unit) else ",".join(map(str, unit))
