@@ -62,6 +62,21 @@ def test_small_units_that_each_feed_a_larger_one_are_not_below_the_bound(
     assert dag.certified
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.integers(5, 8), *[st.tuples(st.integers(1, 3), st.integers(1, 3))] * 2, st.integers(1, 3), st.integers(1, 3))
+@example(5, (2, 1), (3, 3), 2, 2)  # received is more than the first would take of all senders
+def test_no_bound_is_above_replicas_that_are_all_made_at_once(
+    layers: int, old: tuple[int, int], new: tuple[int, int], copies: int, each: int
+) -> None:
+    schema, held, wanted = even(layers, 24, 2), Layout(*old), Layout(*new)
+    free = copies * each * held.size
+    start = EMUSet(units(ACTOR, held, *range(free)))
+    goal = EMUSet(units(ACTOR, wanted, *range(free, free + copies * wanted.size)))
+    dag = connect(start, goal, {ACTOR: schema}, {})
+    received = max(stored_bytes(goal, {ACTOR: schema}).values())
+    assert dag.bound_bytes <= round(max(received, full_bytes(schema) / (each * held.size)))
+
+
 @pytest.mark.parametrize("copies", [2, 3, 4, 5, 8, 13])
 def test_new_replicas_forward_in_a_doubling_tree(copies: int) -> None:
     start, goal = EMUSet(units(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), *range(copies)))

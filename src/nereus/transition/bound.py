@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import ceil, floor, log, log1p, log2, pow
+from math import ceil, log, log1p, log2, pow
 
 from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import Build, LocalDAG
@@ -70,7 +70,7 @@ def _alone(build: Build) -> bool:
 def _doubling(local: LocalDAG) -> float:
     """While a new replica is received, as many others can be as there are devices to send: devices at most double.
 
-    Fewer devices than one replica has take longer for the first.
+    Units of fewer devices than one replica take longer, and may each feed one meanwhile.
     """
     fresh = [build for build in local.builds if not build.sources]
     received = min((build.received_bytes for build in fresh), default=0)
@@ -80,25 +80,31 @@ def _doubling(local: LocalDAG) -> float:
     units = [*local.kept, *local.left, *(goal for build in local.builds for goal in build.goals)]
     senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
     senders += sum(len(build.acquires) for build in local.builds if build.sources)
-    wanted, first = senders + len(fresh) * size, 0.0
-    if senders < size:
-        first, senders = max(float(received), min(b.moved_bytes for b in fresh) / senders), senders + size
+    wanted = senders + len(fresh) * size
     if min(unit.layout.size for unit in units) >= max(len(build.acquires) for build in fresh):
-        return first + received * ceil(log2(wanted / senders) - 1e-9)
+        return received * ceil(log2(wanted / senders) - 1e-9)
+    first = max(1.0, min(build.moved_bytes for build in fresh) / senders / received)
     growth = received * max(len(build.acquires) / build.moved_bytes for build in fresh)
-    return first + received * _rounds(wanted / senders, growth)
+    return received * _rounds(wanted / senders, growth, first)
 
 
-def _rounds(times: float, growth: float) -> float:
-    """How often `received_bytes` it takes until there are `times` as many devices where a few may send to more.
+def _rounds(times: float, growth: float, first: float) -> float:
+    """How often `received_bytes` it takes until there are `times` as many devices, where few may send to more.
 
-    A device that sends for d >= 1 of these has at most `growth` d new ones to show. In all, T spent in j equal parts
-    makes (1 + growth T / j)^j of one, the most for j = floor(T).
+    What a device sends in d of these makes at most `growth` d new ones; d is 1 at least, `first` where all begins. Of
+    the ways to spend T in so many parts, equal ones make the most: (1 + growth T / parts)^parts of one device.
     """
-    parts = floor(log(times) / log1p(growth) + 1e-9) if times > 1 else 0
-    if not parts:
-        return float(times > 1)
-    return min(parts + 1, parts * (pow(times, 1 / parts) - 1) / growth)
+    found: list[float] = []
+    for parts in range(1, max(1, ceil(log(times) / log1p(growth) - 1e-9)) + 1):
+        equal = (pow(times, 1 / parts) - 1) / growth
+        if equal >= first:
+            found.append(parts * equal)
+        elif parts == 1:
+            found.append(first)
+        else:
+            rest = (pow(times / (1 + growth * first), 1 / (parts - 1)) - 1) / growth
+            found.append(first + (parts - 1) * max(1.0, rest))
+    return min(found)
 
 
 def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
