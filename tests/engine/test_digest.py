@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nereus.core import EMU, Layout, StateSchema
+from nereus.core import EMU, Cut, Kind, Layout, StateSchema, TensorSpec, Where
 from nereus.engine import digest
+from nereus.engine.connection import Message
+from nereus.engine.crew import Crew
 from nereus.engine.digest import digests, hashes, marks_of, quick_hash
+from nereus.engine.executor import SLOWEST_HASHED_BYTES_PER_S, logical_digests
 from nereus.engine.positions import Position
 from tests.engine.crews import TRAINING
 from tests.engine.fill import local, schema
@@ -61,3 +66,19 @@ def test_slices_in_another_order_have_another_hash(monkeypatch: pytest.MonkeyPat
     view = torch.arange(24.0).view(8, 3)
     assert quick_hash(view) == quick_hash(view.clone())
     assert quick_hash(view) != quick_hash(torch.cat([view[2:4], view[:2], view[4:]]))
+
+
+def test_hashing_has_more_time_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waited(Exception):
+        pass
+
+    def call(_: Crew, devices: Iterable[int], message: Message, timeout_s: float) -> dict[int, Message]:
+        raise Waited(timeout_s)
+
+    monkeypatch.setattr(Crew, "call", call)
+    rows = 1 << 20
+    tensor = TensorSpec("w", (rows, 1 << 12), Where.LAYER, 0, Cut(0, rows))
+    spec = StateSchema(1, (tensor,), {Kind.PARAM: "fp32"})
+    with pytest.raises(Waited) as caught:
+        logical_digests(Crew({}, ""), spec, [EMU(TRAINING, Layout(2), (0, 1))], 60.0)
+    assert caught.value.args[0] == 60.0 + (8 << 30) / SLOWEST_HASHED_BYTES_PER_S

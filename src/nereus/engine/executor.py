@@ -45,6 +45,8 @@ _NUMBERS = count(1)
 """Of transitions in this process: a group's name is never used again, by another executor neither."""
 SLOWEST_BYTES_PER_S = 50e6
 """A device that moves bytes more slowly than this is taken for lost."""
+SLOWEST_HASHED_BYTES_PER_S = 5e6
+"""The same for hashes: a thorough one looks at every element by itself."""
 
 Reports = Mapping[int, Message]
 """Device → what it answered."""
@@ -250,10 +252,13 @@ def logical_digests(
 ) -> Digests:
     """The digest of each logical tensor and kind of one model-stage, `thorough`: the same however it is cut.
 
+    `timeout_s` is for the round trip alone; hashing has more for more bytes.
     Raises TransitionError that names the tensor where replicas differ.
     """
     units = tuple(units)
     marks = marks_of(schema, units)
+    stored = stored_bytes(EMUSet(units), {unit.model_stage: schema for unit in units})
+    timeout_s += max(stored.values(), default=0) / SLOWEST_HASHED_BYTES_PER_S
     on = {device: unit for unit in units for device in unit.devices}
     fields = {"units": dict.fromkeys(units, marks), "thorough": thorough}
     replies = crew.call(sorted(on), Message("transition.hash", fields), timeout_s)
