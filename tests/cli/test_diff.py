@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,27 @@ def test_files_that_are_no_plans(nereus: Command, tmp_path: Path, text: str | No
     if text is not None:
         bad.write_text(text)
     refused(nereus("diff", written(tmp_path, "a", A), bad), 2, "bad.json", *words)
+
+
+def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> None:
+    first, bad = written(tmp_path, "a", A), tmp_path / "bad.json"
+
+    def said(*path: str | int, value: object) -> Answer:
+        answer = json.loads(written(tmp_path, "b", B).read_text())
+        part = answer
+        for key in path[:-1]:
+            part = part[key]
+        assert path[-1] in part
+        part[path[-1]] = value
+        bad.write_text(json.dumps(answer))
+        return nereus("diff", bad, first)
+
+    kind = next(iter(cluster(4).kinds))
+    refused(said("workload", "prompts", value=inf), 2, "bad.json", "cannot read Workload")
+    refused(said("workload", "prompt", "maximum", value=inf), 2, "bad.json", "finite")
+    refused(said("cluster", "kinds", kind, "memory_bytes_per_s", value=0), 2, "memory_bytes_per_s 0.0", "more than 0")
+    recompute = ("plan", "assignments", 0, "candidate", "recompute")
+    refused(said(*recompute, value="half"), 2, "recompute 'half'", "none, selective, full")
 
 
 def test_too_little_memory_is_an_error_of_its_own(nereus: Command, tmp_path: Path) -> None:

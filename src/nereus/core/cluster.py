@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from nereus.core.errors import SettingsError
 
@@ -26,6 +27,12 @@ class DeviceKind:
     """Host memory of its node that may hold state while a transition needs room on devices; 0: none."""
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Fitted constants of the cost model by name; those not given take its conservative start values."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_bytes_per_s < inf:
+            raise SettingsError(
+                f"device kind {self.name}: memory_bytes_per_s {self.memory_bytes_per_s} must be more than 0 and finite"
+            )
 
 
 @dataclass(frozen=True, slots=True)

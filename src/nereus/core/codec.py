@@ -45,7 +45,7 @@ def decode(kind: type[T] | Any, data: Any) -> T:
     """A value of type `kind` from what `encode` wrote. Raises SettingsError for data of another shape."""
     try:
         result: T = _decode(kind, data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise SettingsError(f"cannot read {getattr(kind, '__name__', kind)}: {error!r}") from None
     return result
 

@@ -12,6 +12,8 @@ from nereus.core.model_stage import ModelStage
 
 LISTED = 16
 """A pool of up to so many devices is small enough to name every one."""
+RECOMPUTE = ("none", "selective", "full")
+"""What a candidate may recompute of its activations in the backward pass, from little to much."""
 FEW = 8
 """Up to so many devices are listed one by one, more of them as ranges."""
 
@@ -39,6 +41,8 @@ class Candidate:
         for name in ("dp", "micro_batch", "cp", "ep", "vpp"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{self.model_stage}: {name} {getattr(self, name)} must be at least 1")
+        if self.recompute not in RECOMPUTE:
+            raise SettingsError(f"{self.model_stage}: recompute {self.recompute!r}, valid: {', '.join(RECOMPUTE)}")
 
     @property
     def devices(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from nereus.core.errors import SettingsError
 
@@ -72,6 +73,9 @@ class Workload:
                 f"workload: {self.prompts:,} prompts x {self.samples_per_prompt:,} x {self.epochs:,} epochs, "
                 f"a step handles at most {MOST_SEQUENCES:,} sequences"
             )
+        for name, lengths in (("prompt", self.prompt), ("response", self.response)):
+            if lengths.maximum == inf:
+                raise SettingsError(f"workload: the maximum of {name} lengths must be finite")
         if self.loss not in LOSSES:
             raise SettingsError(f"workload: loss {self.loss!r}, valid: {', '.join(LOSSES)}")
         if self.sequences % self.mini_batch:

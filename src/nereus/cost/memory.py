@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereus.core import DTYPE_BYTES, DeviceKind, Head, Kind, Layout, ModelSpec, Work, Workload
+from nereus.core.plan import RECOMPUTE
 from nereus.cost.activations import Widths
 from nereus.cost.cache import kv_token_bytes
 from nereus.cost.constants import of_kind
 from nereus.cost.held import Held, split_layers
 from nereus.cost.lengths import moments, segments
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import RECOMPUTE, Floats, Ints, Rows, distinct
+from nereus.cost.rows import Floats, Ints, Rows, distinct
 from nereus.cost.state import dtypes
 from nereus.cost.windows import cached_tokens
 

@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus.core import Assignment, Candidate
+from nereus.core.plan import RECOMPUTE
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-
-RECOMPUTE = ("none", "selective", "full")
-"""Recompute modes by their number in `Rows.recompute`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +34,7 @@ class Rows:
     vpp: Ints
     zero: Ints
     micro_batch: Ints
-    recompute: Ints
+    recompute: Ints  # the index in RECOMPUTE
     kv_bytes: Ints
     sequence_parallel: Bools
     offload: Bools

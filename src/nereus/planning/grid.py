@@ -22,8 +22,9 @@ from itertools import product
 import numpy as np
 
 from nereus.core import Candidate, Capabilities, Layout, ModelStage, Pin, Stage
+from nereus.core.plan import RECOMPUTE
 from nereus.cost.memory import sequences_kv_bytes
-from nereus.cost.rows import RECOMPUTE, Bools, Ints, Rows, expert_devices
+from nereus.cost.rows import Bools, Ints, Rows, expert_devices
 from nereus.planning.legal import legal_tp
 from nereus.planning.packing import Packing
 from nereus.planning.problem import Problem
