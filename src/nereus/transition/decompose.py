@@ -167,9 +167,9 @@ def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Map
         if -load <= build.received_bytes:
             return
         near = by_node.get(-1 if node_of is None else node_of.get(build.goals[0].devices[0], -1))
-        helper = near.pop() if near else next(units for units in by_node.values() if units).pop()
-        build.sources = (*build.sources, helper)
-        senders[id(build)] += len(helper.devices)
+        replica = near.pop() if near else next(units for units in by_node.values() if units).pop()
+        build.sources = (*build.sources, replica)
+        senders[id(build)] += len(replica.devices)
         heapreplace(heap, (-(build.moved_bytes / senders[id(build)]), index))
 
 
