@@ -47,4 +47,4 @@ def test_steps_are_predicted_within_a_tenth(found: list[tuple[bool, float]]) -> 
 def test_the_first_step_of_a_plan_never_run_before_is_predicted_too(found: list[tuple[bool, float]]) -> None:
     errors = [abs(ratio - 1) for new, ratio in found if new]
     assert len(errors) >= 2
-    assert mean(errors) < 0.12
+    assert mean(errors) < 0.16
