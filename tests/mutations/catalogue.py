@@ -164,8 +164,8 @@ TRANSITIONS = (
     Mutation(
         "forget how many devices are alike",
         "transition/minimum.py",
-        "return common * int((np.rint",
-        "return int((np.rint",
+        "return common * dealt",
+        "return dealt",
         "tests/transition/test_alike.py::test_the_least_bytes_by_classes_are_those_of_single_devices",
     ),
     Mutation(
