@@ -41,7 +41,8 @@ def broken_copy(mutation: Mutation, folder: Path) -> Path:
 def run(mutation: Mutation, folder: Path, timeout_s: float = 240.0) -> tuple[int, str]:
     """pytest's exit code and output for the mutation's test on the broken copy."""
     source = broken_copy(mutation, folder)
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider", mutation.test]
+    options = ("-x", "-p", "no:cacheprovider", "--hypothesis-seed=0")  # the same draws every time
+    command = [sys.executable, "-B", "-m", "pytest", *options, mutation.test]
     environment = os.environ | {"PYTHONPATH": str(source), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
     return done.returncode, done.stdout + done.stderr
