@@ -30,6 +30,8 @@ from nereus.core import (
 )
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
+from nereus.transition.decompose import decompose
+from nereus.transition.schedule import Memory, schedule
 from tests.oracles.brute_force_orders import an_order_exists
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
 from tests.support.worlds import assert_holds, filled
@@ -99,6 +101,20 @@ def test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it() -> N
     edges = {(edge.earlier, edge.later, edge.kind) for edge in dag.edges}
     for step in forwarded:
         assert (made[step.sources[0]].id, step.id, EdgeKind.STATE) in edges
+
+
+def test_units_leave_at_once_where_a_copy_elsewhere_stays_and_the_one_that_is_read_after_that() -> None:
+    start = EMUSet(units(ACTOR, Layout(1), 0, 1))
+    gone = decompose(start.of(ACTOR), (), SCHEMAS[ACTOR], elsewhere=True)
+    dag = schedule(start, EMUSet(()), [[gone]], Memory({}, {}, {}))
+    assert [step.sources for step in dag.primitives] == [(unit,) for unit in start]
+    goal = EMUSet(units(ACTOR, Layout(1), 2, 3))
+    moved = decompose(start.of(ACTOR), goal.of(ACTOR), SCHEMAS[ACTOR], sub=Layout(1), elsewhere=True)
+    full_of_old = stored_bytes(start, SCHEMAS)
+    dag = schedule(start, goal, [[moved]], Memory(full_of_old, full_of_old, {}))
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world)
+    assert_holds(world, goal, SCHEMAS)
 
 
 def test_nothing_is_forwarded_where_the_units_of_the_start_suffice() -> None:

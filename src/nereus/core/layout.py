@@ -31,9 +31,9 @@ class Layout:
         """Devices of one unit."""
         return self.tp * self.pp
 
-    def common(self, other: Layout) -> Layout:
-        """The largest layout that both can be split into: gcd of each degree (T_sub, paper §6.1)."""
-        return Layout(gcd(self.tp, other.tp), gcd(self.pp, other.pp))
+    def common(self, *others: Layout) -> Layout:
+        """The largest layout that this and all others can be split into: gcd of each degree (T_sub, paper §6.1)."""
+        return Layout(gcd(self.tp, *(other.tp for other in others)), gcd(self.pp, *(other.pp for other in others)))
 
     def layers_of(self, pp_rank: int, layers: int) -> range:
         """The layers that pp rank `pp_rank` holds of a model with `layers` layers."""

@@ -112,7 +112,7 @@ def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: M
     waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
     """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
     on = _leaving(locals_, _crowded(locals_, used, capacity))
-    left = {local.model_stage: len(local.left) for local in locals_ if not local.kept}
+    left = {local.model_stage: len(local.left) for local in locals_ if not local.kept and not local.elsewhere}
     for local in locals_:
         senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
         for build in local.builds:

@@ -8,7 +8,6 @@ what a device lacks. The one mode in which T_sub units exist (D6.2).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from itertools import pairwise
 
 from nereus.core import EMU, Assignment, EMUSet, Layout, ModelStage, Plan, StateSchema, TransitionDAG
@@ -51,7 +50,7 @@ def _stages(units: Sequence[EMU], assignment: Assignment) -> tuple[list[EMU], li
     if not units or not slots:
         after = [*kept, *(EMU(assignment.candidate.model_stage, layout, slot) for slot in slots)]
         return list(units), after, after
-    sub = reduce(Layout.common, (*layouts_of(units), layout), layout)
+    sub = layout.common(*layouts_of(units))
     pieces = [piece for unit in units if unit not in kept for piece in labels(unit, sub)]
     pool = [device for slot in slots for device in slot]
     inside = _inside(pieces, pool)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
-from math import gcd
 
 from nereus.core import EMU, InfeasibleError, Layout, ModelStage, StateSchema, TransitionError
 from nereus.transition.classes import layouts_of
@@ -52,6 +51,8 @@ class LocalDAG:
     builds: tuple[Build, ...]
     sub: Layout
     pricing: Pricing
+    elsewhere: bool = False
+    """Whether a copy that nobody here reads stays for good, so that all of these may leave."""
 
     def drop(self, build: Build, unit: EMU) -> None:
         """`build` reads `unit` no longer, which may then be destroyed before it."""
@@ -85,11 +86,15 @@ def decompose(
     schema: StateSchema,
     unread: Collection[EMU] = (),
     node_of: Mapping[int, int] | None = None,
+    sub: Layout | None = None,
+    elsewhere: bool = False,
 ) -> LocalDAG:
     """The local DAG from the units `start` to `goal`, both of one model-stage.
 
     Units in both are kept and produce nothing. No group takes over storage of the units `unread`, or plans to read
-    them. Raises InfeasibleError when there is no unit to copy from, TransitionError when nothing would be left.
+    them. Where these are not all units of the model-stage, `sub` is its T_sub, and `elsewhere` says whether one of the
+    others stays for good, so that these need not keep a copy. Raises InfeasibleError when there is no unit to copy
+    from, TransitionError when nothing would be left.
     """
     existing, wanted = set(start), set(goal)
     left = tuple(unit for unit in start if unit not in wanted)
@@ -99,15 +104,14 @@ def decompose(
         raise InfeasibleError(
             f"{built[0].model_stage}: no unit exists, so no transition can build the goal's; restart instead"
         )
-    if left and not goal:
+    if left and not goal and not elsewhere:
         raise TransitionError(f"{left[0].model_stage}: the goal has no unit of it, its last copy would be destroyed")
-    layouts = layouts_of((*start, *goal))
-    sub = Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
+    sub = sub or Layout.common(*layouts_of((*start, *goal)))
     readable = [unit for unit in left if unit not in unread] if unread else left
     pricing = Pricing(schema, start, goal, readable)
     builds = _groups(built, readable, sub, pricing)
     _ask_replicas(builds, (*kept, *readable), node_of)
-    return LocalDAG((start or goal)[0].model_stage, kept, left, builds, sub, pricing)
+    return LocalDAG((start or goal)[0].model_stage, kept, left, builds, sub, pricing, elsewhere)
 
 
 def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing: Pricing) -> tuple[Build, ...]:

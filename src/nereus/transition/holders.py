@@ -62,6 +62,7 @@ class Part:
                 self.holders[unit].groups.append(build)
                 self.holders[unit].pending += 1
         self.alive = len(self.holders)
+        """Whole units, of which new replicas can be read."""
         self.settled = False
         """Whether a group has committed."""
         self.queue: list[tuple[int, int, Build]] = []
@@ -75,6 +76,11 @@ class Part:
         """Units of the start, and units built in this transition: node → those believed to be free."""
         for holder in self.holders.values():
             self.free(holder)
+
+    @property
+    def spare(self) -> bool:
+        """Whether a unit may leave: another one is there, where one has to be read one that can be."""
+        return self.alive > 1 or (self.local.elsewhere and not self.open)
 
     def free(self, holder: Holder) -> None:
         """`holder` may be read again."""

@@ -96,8 +96,7 @@ def _greedily(table: Ints, supply: Ints, demand: Ints) -> int:
 def composed_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
     """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
     for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
-    layouts = layouts_of((*start, *goal))
-    sub = Layout(gcd(*(layout.tp for layout in layouts)), gcd(*(layout.pp for layout in layouts)))
+    sub = Layout.common(*layouts_of((*start, *goal)))
     sizes = sizes_of(schema)
     copy = int(sizes.owned(sub).sum())
     gathered = {old: max(0, old.size // sub.size * copy - int(sizes.owned(old).sum())) for old in layouts_of(start)}

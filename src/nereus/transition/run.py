@@ -294,7 +294,7 @@ class Run:
         for holder in list(holders):
             if holder.goes and not holder.gone and not holder.pending:
                 part = self._parts[holder.unit.model_stage]
-                if part.alive > 1 and (not part.open or self._sooner(part, holder, wanted)):
+                if part.spare and (not part.open or self._sooner(part, holder, wanted)):
                     self._destroy(holder)
 
     def _sooner(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
