@@ -249,7 +249,8 @@ def test_a_transition_that_stopped_half_way_is_taken_up_at_the_next_boundary() -
     goal = decision.proposal.units
     kept = [u for u in goal if u in state.units.units]
     late = next(u for u in goal if u not in kept)
-    half = EMUSet((*(u for u in goal if u != late), *(u for u in state.units if u.model_stage == late.model_stage)))
+    old = [u for u in state.units if u.model_stage == late.model_stage and u not in kept]
+    half = EMUSet((*(u for u in goal if u != late), *old))
     assert frozenset(half) not in (frozenset(state.units), frozenset(goal))
     stopped = made.settle(state, decision, Outcome(half, False, 0.1, error="lost"))
     assert stopped.plan == state.plan

@@ -112,7 +112,7 @@ class Brain:
         calm = state.last is None or state.last.out_of_memory is None
         fits = state.values.get(monitor.MEMORY, 0.0) <= self.thresholds.memory
         stands = state.plan.devices <= frozenset(state.cluster.ids)
-        whole = frozenset(state.units) == frozenset(expand(state.plan))
+        whole = state.units.same_units(expand(state.plan))
         # Savings count against what would go on running: the current plan without the units that lose a device.
         baseline = remaining(state.plan, frozenset(state.cluster.ids)) or state.plan
         found = outlook.options(state, baseline)

@@ -167,7 +167,7 @@ def _pressure(pool: Cluster, estimate: Estimate, ahead: Mapping[int, float], lim
 
 def _units(state: ControllerState, seen: Observation) -> Watch:
     """The units are not the plan's: the last transition stopped half-way."""
-    if frozenset(state.units) == frozenset(expand(state.plan)) or state.units.devices - seen.devices - seen.departing:
+    if state.units.same_units(expand(state.plan)) or state.units.devices - seen.devices - seen.departing:
         return Watch({}, (), frozenset())
     return Watch({}, (Trigger(UNITS, True, "the last transition stopped half-way"),), frozenset({UNITS}))
 

@@ -14,7 +14,7 @@ from nereus.core.decision import (
     Rejection,
     Restart,
 )
-from nereus.core.emu import EMU, EMUSet, expand
+from nereus.core.emu import EMU, EMUBlock, EMUSet, expand
 from nereus.core.errors import (
     FrameworkError,
     InfeasibleError,
@@ -68,6 +68,7 @@ __all__ = [
     "Destroy",
     "Device",
     "DeviceKind",
+    "EMUBlock",
     "EMUSet",
     "Edge",
     "EdgeKind",
