@@ -157,7 +157,7 @@ TRANSITIONS = (
     Mutation(
         "count nobody's staging buffers",
         "transition/estimate.py",
-        "loads.buffer_bytes()",
+        "with_groups(buffers, cluster)",
         "{}",
         "tests/transition/test_alike.py::test_peaks_count_staging_buffers_and_the_communication_group",
     ),

@@ -138,7 +138,7 @@ class Brain:
         if not outcome.completed:
             return after
         proposal = decision.proposal
-        moved = bool(proposal.dag.primitives) and outcome.seconds > 0
+        moved = not proposal.dag.idle and outcome.seconds > 0
         ideal_s = self._outlook(state.pool, state.workload, state.calibration).transition_ideal_s(proposal.dag)
         return replace(
             after,

@@ -91,7 +91,7 @@ class Outlook:
                 unreachable.append(plan)
                 rejected.append(Rejection(changes(state.plan, plan), str(error)))
                 continue
-            if proposal.plan.assignments != state.plan.assignments or proposal.dag.primitives:
+            if proposal.plan.assignments != state.plan.assignments or not proposal.dag.idle:
                 proposals.append(proposal)
         return Options(tuple(proposals), tuple(rejected), fallback=unreachable[0] if unreachable else None)
 

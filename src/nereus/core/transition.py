@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from nereus.core.emu import EMU, EMUSet
 from nereus.core.errors import SettingsError
@@ -120,7 +121,7 @@ class TransitionDAG:
 
     `node_of` says on which node each device is, where that is known: who sends to whom depends on it. `span_bytes` is
     how long the order takes in the scheduler's model, in bytes over the fastest link; none takes less than
-    `bound_bytes`.
+    `bound_bytes`. One that is `folded` has `lots`, and makes its primitives and edges when somebody asks for them.
     """
 
     start: EMUSet
@@ -130,6 +131,41 @@ class TransitionDAG:
     node_of: Mapping[int, int] = field(default_factory=dict)
     span_bytes: int = 0
     bound_bytes: int = 0
+    lots: tuple[Lot, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    @classmethod
+    def folded(
+        cls,
+        start: EMUSet,
+        goal: EMUSet,
+        lots: tuple[Lot, ...],
+        node_of: Mapping[int, int],
+        span_bytes: int,
+        bound_bytes: int,
+    ) -> TransitionDAG:
+        """The transition that `lots` make together; they share no device."""
+        made = cls(start, goal, (), (), node_of, span_bytes, bound_bytes)
+        object.__setattr__(made, "lots", lots)
+        for name in ("primitives", "edges"):
+            object.__delattr__(made, name)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The primitives and edges of all lots, at first use; no other field is ever unset."""
+            if name not in ("primitives", "edges"):
+                raise AttributeError(f"a TransitionDAG has no {name}")
+            parts = [part for lot in self.lots for part in lot.parts()]
+            object.__setattr__(self, "primitives", tuple(chain.from_iterable(steps for steps, _ in parts)))
+            object.__setattr__(self, "edges", tuple(chain.from_iterable(edges for _, edges in parts)))
+            return object.__getattribute__(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        ends, order = (self.start, self.goal), (self.node_of, self.span_bytes, self.bound_bytes)
+        if self.lots:
+            return TransitionDAG.folded, (*ends, self.lots, *order)
+        return TransitionDAG, (*ends, self.primitives, self.edges, *order)
 
     def __post_init__(self) -> None:
         place = {primitive.id: index for index, primitive in enumerate(self.primitives)}
@@ -157,6 +193,11 @@ class TransitionDAG:
         return before
 
     @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return all(lot.dag.idle for lot in self.lots) if self.lots else not self.primitives
+
+    @property
     def certified(self) -> bool:
         """Whether no order can take less: the bound is met."""
         return self.span_bytes <= self.bound_bytes
@@ -179,6 +220,62 @@ class TransitionDAG:
     def devices(self) -> frozenset[int]:
         """Every device that takes part."""
         return frozenset[int]().union(*(primitive.devices for primitive in self.primitives))
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Parts of a transition that are alike but for their devices, ordered once.
+
+    `dag` is the part on the devices of the first of `copies`; in the others, the device at the same place stands for
+    each. Copies are in ascending order, so that who sends to whom is alike as well.
+    """
+
+    dag: TransitionDAG
+    copies: tuple[tuple[int, ...], ...]
+
+    def everywhere(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """Device of any copy → what `sizes` says of the one in its place in the first."""
+        found: dict[int, int] = {}
+        for own, *others in zip(*self.copies, strict=True):
+            if own in sizes:
+                found.update(dict.fromkeys((own, *others), sizes[own]))
+        return found
+
+    def named(self, primitive: str) -> str:
+        """The name in the whole transition of one of the first copy."""
+        return f"{primitive}@{self.copies[0][0]}"
+
+    def parts(self) -> Iterator[tuple[tuple[Primitive, ...], tuple[Edge, ...]]]:
+        """Primitives and edges of each copy. The first device of a copy marks their names."""
+        own = self.copies[0]
+        for copy in self.copies:
+            at, mark = dict(zip(own, copy, strict=True)), f"@{copy[0]}"
+            units: dict[EMU, EMU] = {}
+
+            def there(unit: EMU, units: dict[EMU, EMU] = units, at: Mapping[int, int] = at) -> EMU:
+                if unit not in units:
+                    devices = tuple(map(at.__getitem__, unit.devices))
+                    units[unit] = EMU(unit.model_stage, unit.layout, devices)
+                return units[unit]
+
+            yield (
+                tuple(_elsewhere(primitive, there, at, mark) for primitive in self.dag.primitives),
+                tuple(Edge(edge.earlier + mark, edge.later + mark, edge.kind) for edge in self.dag.edges),
+            )
+
+
+def _elsewhere(primitive: Primitive, there: Callable[[EMU], EMU], at: Mapping[int, int], mark: str) -> Primitive:
+    """The same on other devices."""
+    changes: dict[str, Any] = {
+        "id": primitive.id + mark,
+        "group": primitive.group + mark,
+        "sources": tuple(map(there, primitive.sources)),
+        "targets": tuple(map(there, primitive.targets)),
+    }
+    for name in ("acquires", "releases", "hosts"):
+        if sizes := getattr(primitive, name, None):
+            changes[name] = {at[device]: size for device, size in sizes.items()}
+    return replace(primitive, **changes)
 
 
 @dataclass(frozen=True, slots=True)

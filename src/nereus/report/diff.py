@@ -241,7 +241,7 @@ def diff(asked: Asked) -> Diff:
         changes=changes(asked.before, asked.after),
         stages={str(ms): _becomes(start.of(ms), dag.goal.of(ms)) for ms in dag.goal.model_stages},
         seconds=found.seconds,
-        overhead_s=problem.calibration.transition_overhead_s if dag.primitives else 0.0,
+        overhead_s=problem.calibration.transition_overhead_s if not dag.idle else 0.0,
         step_s=(
             None if asked.lost & asked.before.devices else model.estimate(asked.before).step_s,
             model.estimate(placed).step_s,

@@ -160,7 +160,7 @@ def _periods(history: History) -> tuple[Period, ...]:
 
 def _moves(decision: Decision) -> bool:
     """Whether a decision moved state, not only changed micro-batches or recompute modes."""
-    return isinstance(decision, Adapt) and bool(decision.proposal.dag.primitives)
+    return isinstance(decision, Adapt) and not decision.proposal.dag.idle
 
 
 def _ends(history: History, name: str) -> Ends | None:

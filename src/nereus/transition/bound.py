@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil, log, log1p, log2, pow
 
 from nereus.core import EMU, ModelStage
@@ -15,18 +15,24 @@ def bound_bytes(
     locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int], site: Site | None = None
 ) -> float:
     """The largest of: what one device takes part in, how fast new replicas double, how releases wait for copies, and
-    what has to cross nodes."""
-    doubling = max(map(_doubling, locals_), default=0.0)
-    found = max(_devices(locals_), doubling, _releasing(locals_, used, capacity))
-    return found if site is None or site.far == 1 else max([found, *(_crossing(local, site) for local in locals_)])
+    what has to cross nodes.
+
+    Several of `locals_` may be of one model-stage: parts of it that share no device, each for as many `copies`.
+    """
+    own: dict[ModelStage, list[LocalDAG]] = {}
+    for local in locals_:
+        own.setdefault(local.model_stage, []).append(local)
+    stages = list(own.values())
+    found = max(_devices(stages), *map(_doubling, stages), _releasing(stages, used, capacity)) if stages else 0.0
+    return found if site is None or site.far == 1 else max([found, *(_crossing(parts, site) for parts in stages)])
 
 
-def _crossing(local: LocalDAG, site: Site) -> float:
+def _crossing(parts: Sequence[LocalDAG], site: Site) -> float:
     """A group whose unit lies on several nodes crosses them; and so does the first on a node that holds nothing."""
-    before = {site.node_of.get(device, -1) for unit in (*local.kept, *local.left) for device in unit.devices}
+    before = {site.node_of.get(device, -1) for local in parts for unit in _old(local) for device in unit.devices}
     apart, found = set[int](), 0.0
     first: dict[int, int] = {}
-    for build in local.builds:
+    for build in _builds(parts):
         nodes = {site.node_of.get(device, -1) for unit in build.goals for device in unit.devices}
         if len(nodes) > 1:
             apart |= nodes
@@ -38,23 +44,48 @@ def _crossing(local: LocalDAG, site: Site) -> float:
     return max(found, site.far * max(fresh, default=0))
 
 
-def _devices(locals_: Sequence[LocalDAG]) -> float:
+def _old(local: LocalDAG) -> tuple[EMU, ...]:
+    """The units of the start."""
+    return (*local.kept, *local.left)
+
+
+def _builds(parts: Iterable[LocalDAG]) -> Iterator[Build]:
+    """One of each that is alike."""
+    return (build for local in parts for build in local.builds)
+
+
+def _holding(parts: Iterable[LocalDAG]) -> int:
+    """Devices that hold a unit at the start, copies included."""
+    return sum(local.copies * sum(unit.layout.size for unit in _old(local)) for local in parts)
+
+
+def _building(parts: Iterable[LocalDAG], reading: bool = False) -> int:
+    """Devices that units are built on, copies included; with `reading`, of those that read their own sources alone."""
+    return sum(
+        local.copies * sum(len(build.acquires) for build in local.builds if build.sources or not reading)
+        for local in parts
+    )
+
+
+def _devices(stages: Sequence[Sequence[LocalDAG]]) -> float:
     """A device takes part in one group at a time: those that build on it, and as long as all bytes need to be sent."""
     taken: dict[int, float] = defaultdict(float)
-    sent, devices = 0, set[int]()
-    for local in locals_:
-        senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
-        senders += sum(len(build.acquires) for build in local.builds)
-        for unit in (*local.kept, *local.left):
-            devices.update(unit.devices)
-        for build in local.builds:
-            devices.update(build.acquires)
-            sent += 0 if build.sources else build.moved_bytes
-            if build.received_bytes:
-                lasts = _lasts(build, senders)
-                for device in build.acquires:
-                    taken[device] += lasts
-    return max(max(taken.values(), default=0.0), (sum(taken.values()) + sent) / max(1, len(devices)))
+    copies: dict[int, int] = {}
+    sent = 0
+    for parts in stages:
+        senders = _holding(parts) + _building(parts)
+        for local in parts:
+            for unit in _old(local):
+                copies.update(dict.fromkeys(unit.devices, local.copies))
+            for build in local.builds:
+                copies.update(dict.fromkeys(build.acquires, local.copies))
+                sent += 0 if build.sources else local.copies * build.moved_bytes
+                if build.received_bytes:
+                    lasts = _lasts(build, senders)
+                    for device in build.acquires:
+                        taken[device] += lasts
+    every = sum(copies[device] * lasts for device, lasts in taken.items())
+    return max(max(taken.values(), default=0.0), (every + sent) / max(1, sum(copies.values())))
 
 
 def _lasts(build: Build, senders: int) -> float:
@@ -67,20 +98,21 @@ def _alone(build: Build) -> bool:
     return len(build.goals) == 1
 
 
-def _doubling(local: LocalDAG) -> float:
+def _doubling(parts: Sequence[LocalDAG]) -> float:
     """While a new replica is received, as many others can be as there are devices to send: devices at most double.
 
     Units of fewer devices than one replica take longer, and may each feed one meanwhile.
     """
-    fresh = [build for build in local.builds if not build.sources]
+    fresh = [build for build in _builds(parts) if not build.sources]
     received = min((build.received_bytes for build in fresh), default=0)
     if not received:
         return 0.0
     size = min(len(build.acquires) for build in fresh)
-    units = [*local.kept, *local.left, *(goal for build in local.builds for goal in build.goals)]
-    senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
-    senders += sum(len(build.acquires) for build in local.builds if build.sources)
-    wanted = senders + len(fresh) * size
+    units = [unit for local in parts for unit in _old(local)]
+    units.extend(goal for build in _builds(parts) for goal in build.goals)
+    senders = _holding(parts) + _building(parts, reading=True)
+    count = sum(local.copies * sum(not build.sources for build in local.builds) for local in parts)
+    wanted = senders + count * size
     if min(unit.layout.size for unit in units) >= max(len(build.acquires) for build in fresh):
         return received * ceil(log2(wanted / senders) - 1e-9)
     first = max(1.0, min(build.moved_bytes for build in fresh) / senders / received)
@@ -107,22 +139,27 @@ def _rounds(times: float, growth: float, first: float) -> float:
     return min(found)
 
 
-def _releasing(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
+def _releasing(stages_: Sequence[Sequence[LocalDAG]], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
     """A group that needs all units of a model-stage to leave waits until that has its first new one."""
     waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
     """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
+    locals_ = [local for parts in stages_ for local in parts]
     on = _leaving(locals_, _crowded(locals_, used, capacity))
-    left = {local.model_stage: len(local.left) for local in locals_ if not local.kept and not local.elsewhere}
-    for local in locals_:
-        senders = sum(unit.layout.size for unit in (*local.kept, *local.left))
-        for build in local.builds:
+    left = {
+        parts[0].model_stage: sum(local.copies * len(local.left) for local in parts)
+        for parts in stages_
+        if not any(local.kept or local.elsewhere for local in parts)
+    }
+    for parts in stages_:
+        senders = _holding(parts)
+        for build in _builds(parts):
             waited = _waited(build, on, used, capacity) if on and _alone(build) else {}
             stages = frozenset(ms for ms, units in waited.items() if len(units) == left.get(ms))
             first = _lasts(build, senders)
-            waits.add((local.model_stage, first, build.received_bytes, stages))
+            waits.add((parts[0].model_stage, first, build.received_bytes, stages))
     copied: dict[ModelStage, float] = {}
     found = 0.0
-    for _ in range(len(locals_) + 1):
+    for _ in range(len(stages_) + 1):
         ends: dict[ModelStage, float] = {}
         for ms, first, received, stages in waits:
             start = max((copied.get(other, 0.0) for other in stages), default=0.0)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from nereus.core import EMU, EMUSet, InfeasibleError, Link, ModelStage, Plan, StateSchema, TransitionDAG
+from nereus.core import (
+    EMU,
+    EMUSet,
+    InfeasibleError,
+    Layout,
+    Link,
+    Lot,
+    ModelStage,
+    Plan,
+    StateSchema,
+    TransitionDAG,
+)
 from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import check, stored_bytes
+from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.holders import Site
 from nereus.transition.place import place
 from nereus.transition.room import Room
@@ -51,21 +64,105 @@ def connect(
     themselves. Raises InfeasibleError when no order of the steps fits.
     """
     model_stages = sorted({*start.model_stages, *goal.model_stages}, key=lambda ms: ms.sort_key)
-    changed = [ms for ms in model_stages if start.of(ms) != goal.of(ms)]
+    changed = [ms for ms in model_stages if start.blocks(ms) != goal.blocks(ms)]
     site = Site(node_of or {}, _far(links))
-    locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), node_of) for ms in changed]
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
-    roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if capacity else locals_
+    parts: tuple[Alike, ...] = ()
+    if changed and all(start.blocks(ms) and goal.blocks(ms) for ms in changed):
+        parts = fold(start, goal, changed, schemas, Space(used, capacity, buffer_bytes, site.node_of))
+    if len(parts) > 1 or (parts and len(parts[0].devices) > 1):
+        try:
+            return _of_parts(start, goal, parts, changed, schemas, memory, site)
+        except BlockedError:  # ordered as a whole, a part may get help from others
+            pass
+    return _whole(start, goal, changed, schemas, memory, site, host_bytes or {})
+
+
+def _of_parts(
+    start: EMUSet,
+    goal: EMUSet,
+    parts: Sequence[Alike],
+    changed: Sequence[ModelStage],
+    schemas: Mapping[ModelStage, StateSchema],
+    memory: Memory,
+    site: Site,
+) -> TransitionDAG:
+    """Each part ordered on its own. Raises BlockedError when one of them has no order that fits."""
+    subs = {ms: Layout.common(*_layouts(ms, start, goal)) for ms in changed}
+    kept = {ms for ms in changed if _keeps(start, goal, ms)}
+    lots: list[Lot] = []
+    every: list[LocalDAG] = []
+    for part in parts:
+        locals_ = [
+            decompose(part.start.of(ms), part.goal.of(ms), schemas[ms], (), site.node_of, subs[ms], ms in kept)
+            for ms in changed
+            if part.start.of(ms) or part.goal.of(ms)
+        ]
+        own = _within(memory, part.devices[0].tolist())
+        dag = _ordered(part.start, part.goal, locals_, schemas, own, site)
+        lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
+        every.extend(replace(local, copies=len(part.devices)) for local in locals_)
+    span = max(lot.dag.span_bytes for lot in lots)
+    least = bound_bytes(every, memory.used, memory.capacity, site)
+    return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, span, round(least))
+
+
+def _within(memory: Memory, devices: Collection[int]) -> Memory:
+    """The memory of some devices."""
+    used, capacity, other = (
+        {device: sizes[device] for device in devices if device in sizes}
+        for sizes in (memory.used, memory.capacity, memory.other)
+    )
+    return Memory(used, capacity, other, memory.buffer_bytes)
+
+
+def _layouts(ms: ModelStage, *ends: EMUSet) -> Iterator[Layout]:
+    return (block.layout for units in ends for block in units.blocks(ms))
+
+
+def _keeps(start: EMUSet, goal: EMUSet, ms: ModelStage) -> bool:
+    """Whether a unit of the model-stage is in both."""
+    after = {block.layout: block.devices for block in goal.blocks(ms)}
+    return any(not set(block.devices).isdisjoint(after.get(block.layout, ())) for block in start.blocks(ms))
+
+
+def _ordered(
+    start: EMUSet,
+    goal: EMUSet,
+    locals_: list[LocalDAG],
+    schemas: Mapping[ModelStage, StateSchema],
+    memory: Memory,
+    site: Site,
+) -> TransitionDAG:
+    """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits."""
+    roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if memory.capacity else locals_
+    ways = [locals_] if roomy == locals_ else [locals_, roomy]
+    if any(not build.sources for local in locals_ for build in local.builds):
+        ways.append([local.in_turn() for local in locals_])
+    dag = schedule(start, goal, ways, memory, site)
+    if memory.capacity:
+        check(dag, memory.used, memory.capacity, memory.buffer_bytes)
+    return dag
+
+
+def _whole(
+    start: EMUSet,
+    goal: EMUSet,
+    changed: Sequence[ModelStage],
+    schemas: Mapping[ModelStage, StateSchema],
+    memory: Memory,
+    site: Site,
+    host_bytes: Mapping[int, int],
+) -> TransitionDAG:
+    """All parts in one order. Raises InfeasibleError when no order fits."""
+    locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
-        ways = [locals_] if roomy == locals_ else [locals_, roomy]
-        if any(not build.sources for local in locals_ for build in local.builds):
-            ways.append([local.in_turn() for local in locals_])
-        dag = schedule(start, goal, ways, memory, site)
+        return _ordered(start, goal, locals_, schemas, memory, site)
     except BlockedError as blocked:
-        dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes or {})
-    if capacity:
-        check(dag, used, capacity, buffer_bytes)
+        dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes)
+    if memory.capacity:
+        check(dag, memory.used, memory.capacity, memory.buffer_bytes)
     return dag
 
 
@@ -123,8 +220,10 @@ def _uncrowded(
                     if stays[device] + size + wanted + memory.buffer_bytes > memory.capacity[device]:
                         crowded[unit] = None
         ms = local.model_stage
-        again = decompose(start.of(ms), goal.of(ms), schemas[ms], crowded, site.node_of) if crowded else local
-        found.append(again)
+        if crowded:
+            units = (start.of(ms), goal.of(ms))
+            local = decompose(*units, schemas[ms], crowded, site.node_of, local.sub, local.elsewhere)
+        found.append(local)
     return found
 
 

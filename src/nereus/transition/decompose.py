@@ -53,6 +53,8 @@ class LocalDAG:
     pricing: Pricing
     elsewhere: bool = False
     """Whether a copy that nobody here reads stays for good, so that all of these may leave."""
+    copies: int = 1
+    """How many parts that are alike it stands for."""
 
     def drop(self, build: Build, unit: EMU) -> None:
         """`build` reads `unit` no longer, which may then be destroyed before it."""

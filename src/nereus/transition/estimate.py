@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from nereus.core import Calibration, Cluster, ModelStage, StateSchema, TransitionDAG, TransitionEstimate
+from nereus.core import Calibration, Cluster, Lot, ModelStage, StateSchema, TransitionDAG, TransitionEstimate
 from nereus.transition.fit import peak_bytes
 from nereus.transition.minimum import composed_bytes, minimum_bytes
-from nereus.transition.timeline import Loads, critical_path, timeline
+from nereus.transition.timeline import Loads, critical_path, timeline, with_groups
 
 
 def estimate(
@@ -19,19 +20,33 @@ def estimate(
     its busiest device needs to send or to receive over each kind of link. Peaks include
     staging buffers and the communication group.
     """
-    loads = Loads(dag, schemas, cluster)
-    spans = timeline(dag, loads.of)
-    ideal_s = max((span.end_s for span in spans.values()), default=0.0)
-    seconds = calibration.transition_overhead_s + calibration.transition_scale * ideal_s if dag.primitives else 0.0
-    intra = sum(load.intra_bytes for load in loads.of.values())
-    inter = sum(load.inter_bytes for load in loads.of.values())
-    changed = [ms for ms in dag.start.model_stages if dag.start.of(ms) != dag.goal.of(ms)]
+    ideal_s, critical = 0.0, tuple[str, ...]()
+    links = Counter(intra=0, inter=0)
+    buffers: dict[int, int] = {}
+    for lot in dag.lots or (_all(dag),):
+        loads = Loads(lot.dag, schemas, cluster)
+        spans = timeline(lot.dag, loads.of)
+        end_s = max((span.end_s for span in spans.values()), default=0.0)
+        if end_s > ideal_s:
+            path = critical_path(spans)
+            ideal_s, critical = end_s, tuple(map(lot.named, path)) if dag.lots else path
+        for load in loads.of.values():
+            links["intra"] += len(lot.copies) * load.intra_bytes
+            links["inter"] += len(lot.copies) * load.inter_bytes
+        buffers |= lot.everywhere(loads.staging_bytes)
+    seconds = 0.0 if dag.idle else calibration.transition_overhead_s + calibration.transition_scale * ideal_s
+    changed = [ms for ms in dag.start.model_stages if dag.start.blocks(ms) != dag.goal.blocks(ms)]
     return TransitionEstimate(
         seconds=seconds,
-        peak_bytes=peak_bytes(dag, schemas, loads.buffer_bytes()),
-        link_bytes={"intra": intra, "inter": inter},
-        moved_bytes=intra + inter,
+        peak_bytes=peak_bytes(dag, schemas, with_groups(buffers, cluster)),
+        link_bytes=dict(links),
+        moved_bytes=links.total(),
         minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
         composed_bytes=sum(composed_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
-        critical_path=critical_path(spans),
+        critical_path=critical,
     )
+
+
+def _all(dag: TransitionDAG) -> Lot:
+    """One that is not folded as its own only lot."""
+    return Lot(dag, (tuple(sorted(dag.devices)),))

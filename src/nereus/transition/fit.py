@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping
 
 from nereus.core import EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
@@ -82,6 +82,13 @@ def check(
 
 def _highest(dag: TransitionDAG, used: Mapping[int, int], buffer_bytes: int) -> dict[int, int]:
     """Device → its highest level right after it has allocated something, from what is `used` at the start."""
+    return {device: used.get(device, 0) + raised + buffer_bytes for device, raised in _raised(dag).items()}
+
+
+def _raised(dag: TransitionDAG) -> dict[int, int]:
+    """The same from nothing."""
+    if dag.lots:
+        return dict(ChainMap(*(lot.everywhere(_raised(lot.dag)) for lot in dag.lots)))
     devices: list[int] = []
     changes: list[int] = []
     for primitive in dag.primitives:
@@ -91,4 +98,4 @@ def _highest(dag: TransitionDAG, used: Mapping[int, int], buffer_bytes: int) -> 
         if primitive.releases:
             devices.extend(primitive.releases)
             changes.extend([-freed for freed in primitive.releases.values()])
-    return {device: used.get(device, 0) + level + buffer_bytes for device, level in highest(devices, changes).items()}
+    return highest(devices, changes)

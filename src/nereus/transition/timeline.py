@@ -76,15 +76,6 @@ class Loads:
             if isinstance(primitive, Offload):
                 self.of[primitive.id] = Load(max(map(self._to_host_s, *zip(*primitive.hosts.items(), strict=True))))
 
-    def buffer_bytes(self) -> dict[int, int]:
-        """Device → its staging buffers and its part of the transition's communication group."""
-        kind_of = {device.id: device.kind for device in self._cluster.devices}
-        group = {name: round(of_kind(kind, "communicator.bytes")) for name, kind in self._cluster.kinds.items()}
-        return {
-            device: size + (group[kind_of[device]] if device in kind_of else 0)
-            for device, size in self.staging_bytes.items()
-        }
-
     def _to_host_s(self, device: int, size: int) -> float:
         rate = self._cluster.kind(device).host_bytes_per_s or self._cluster.links["intra"].bytes_per_s
         return size / rate
@@ -104,6 +95,15 @@ class Loads:
                 busy[end] += size / link.bytes_per_s + link.latency_s
         load = Load(max(busy.values(), default=0.0), totals["intra"], totals["inter"])
         return load, staging_bytes(traffic, bucket_of(schema))
+
+
+def with_groups(staging_bytes: Mapping[int, int], cluster: Cluster) -> dict[int, int]:
+    """Device → its staging buffers and its part of the transition's communication group."""
+    kind_of = {device.id: device.kind for device in cluster.devices}
+    group = {name: round(of_kind(kind, "communicator.bytes")) for name, kind in cluster.kinds.items()}
+    return {
+        device: size + (group[kind_of[device]] if device in kind_of else 0) for device, size in staging_bytes.items()
+    }
 
 
 def timeline(dag: TransitionDAG, loads: Mapping[str, Load]) -> dict[str, Span]:

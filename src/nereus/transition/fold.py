@@ -1,0 +1,276 @@
+"""Which parts of a transition are alike but for their devices, so that one order does for all of them.
+
+Devices that a unit or a node ties together are one *cell*. Nothing but state that is read from elsewhere joins cells,
+so cells that hold what others need are dealt to those, as evenly as there are holders: a *lot* is a set of cells that
+needs no device outside, and is ordered as a transition of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from nereus.core import EMUBlock, EMUSet, ModelStage, StateSchema
+from nereus.transition.profile import Ints
+from nereus.transition.sizes import sizes_of
+
+Flags = NDArray[np.bool_]
+AMPLE = np.iinfo(np.int64).max
+"""Stands for memory that can never run short."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """(lots, devices) device numbers of lots that are alike, each in ascending order; and the units on the first."""
+
+    devices: Ints
+    start: EMUSet
+    goal: EMUSet
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is known of devices beside the units on them. Bytes in use and capacity are by device; no capacity: no
+    limit."""
+
+    used: Mapping[int, int]
+    capacity: Mapping[int, int]
+    buffer_bytes: int
+    node_of: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Units of one layout that a changed model-stage has before (`side` 0) or after (1) the transition."""
+
+    stage: int
+    side: int
+    units: EMUBlock
+    rows: Ints
+    """(units, positions): devices, numbered in ascending order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Needs:
+    """(model-stages, cells or lots): whether it holds, makes, gives up units, or makes some from units elsewhere."""
+
+    holds: Flags
+    makes: Flags
+    leaves: Flags
+    takes: Flags
+
+    def unmet(self, kept: Flags) -> Flags:
+        """The same shape: what cannot be on its own. A model-stage that keeps a unit somewhere may leave anywhere."""
+        found: Flags = (self.takes & ~self.holds) | (self.leaves & ~self.makes & ~kept[:, None])
+        return found
+
+    def joined(self, lot_of: Ints, lots: int) -> _Needs:
+        """Of lots, from those of their cells."""
+        return _Needs(*(_joined(each, lot_of, lots) for each in (self.holds, self.makes, self.leaves, self.takes)))
+
+
+def fold(
+    start: EMUSet,
+    goal: EMUSet,
+    changed: Sequence[ModelStage],
+    schemas: Mapping[ModelStage, StateSchema],
+    space: Space,
+) -> tuple[Alike, ...]:
+    """All lots of the change of the model-stages `changed`, those that are alike together."""
+    blocks, devices = _blocks(start, goal, changed)
+    node = _nodes(devices, space.node_of)
+    free = _free(devices, blocks, schemas, changed, space)
+    cell_of = _cells(blocks, node)
+    cells = int(cell_of.max()) + 1
+    needs, kept = _needs(blocks, cell_of, len(changed), cells)
+    unmet = needs.unmet(kept)
+    lot_of = cell_of
+    if unmet.any():
+        alike = np.empty(cells, dtype=np.int64)
+        for number, (members, _) in enumerate(_alike(cell_of, blocks, node, free)):
+            alike[members] = number
+        lot_of = _dealt(needs, kept, unmet, alike)[cell_of]
+    found: list[Alike] = []
+    for members, of_lot in _alike(lot_of, blocks, node, free):
+        first = np.zeros(int(lot_of.max()) + 1, dtype=bool)
+        first[members[0]] = True
+        ends = (EMUSet.of_blocks(_only(blocks, side, first[lot_of])) for side in (0, 1))
+        found.append(Alike(devices[of_lot], *ends))
+    return tuple(found)
+
+
+def _blocks(start: EMUSet, goal: EMUSet, changed: Sequence[ModelStage]) -> tuple[list[_Block], Ints]:
+    """The units of the model-stages that change, and the devices on which they are, in ascending order."""
+    every = [
+        (stage, side, units)
+        for stage, ms in enumerate(changed)
+        for side, ends in enumerate((start, goal))
+        for units in ends.blocks(ms)
+    ]
+    flat = [np.frombuffer(units.flat, dtype=np.int64) for _, _, units in every]
+    devices = np.unique(np.concatenate(flat))
+    rows = [
+        np.searchsorted(devices, each).reshape(-1, units.layout.size)
+        for each, (*_, units) in zip(flat, every, strict=True)
+    ]
+    return [_Block(*entry, each) for entry, each in zip(every, rows, strict=True)], devices
+
+
+def _nodes(devices: Ints, node_of: Mapping[int, int]) -> Ints:
+    """(devices,): the first device on the node of each; one without a node is alone, less one and negative."""
+    own: Ints = np.arange(len(devices))
+    if not node_of:
+        return -1 - own
+    nodes = list(map(node_of.get, devices.tolist()))
+    first: dict[int | None, int] = {}
+    return np.array([-1 - at if node is None else first.setdefault(node, at) for at, node in enumerate(nodes)])
+
+
+def _free(
+    devices: Ints,
+    blocks: Iterable[_Block],
+    schemas: Mapping[ModelStage, StateSchema],
+    changed: Sequence[ModelStage],
+    space: Space,
+) -> Ints:
+    """(devices,): bytes that are free at the start, `AMPLE` where that is enough for all that is ever built there."""
+    found = np.full(len(devices), AMPLE)
+    if not space.capacity:
+        return found
+    wanted = np.full(len(devices), space.buffer_bytes)
+    for block in blocks:
+        if block.side:
+            wanted[block.rows] += sizes_of(schemas[changed[block.stage]]).stored(block.units.layout)
+    names = devices.tolist()
+    used = np.array([space.used.get(device, 0) for device in names])
+    limits = [space.capacity.get(device) for device in names]
+    limited = np.array([limit is not None for limit in limits])
+    free = np.array([limit or 0 for limit in limits]) - used
+    tight = limited & (free < wanted)
+    found[tight] = free[tight]
+    return found
+
+
+def _cells(blocks: Iterable[_Block], node: Ints) -> Ints:
+    """(devices,): the number of the cell of each."""
+    at = np.where(node < 0, -1 - node, node)
+    ends: list[Ints] = []
+    for block in blocks:
+        ties = at[block.rows]
+        apart = ties != ties[:, :1]
+        ends.append(np.stack([np.broadcast_to(ties[:, :1], ties.shape)[apart], ties[apart]]))
+    joined = np.concatenate(ends, axis=1)
+    graph = coo_array((np.ones(joined.shape[1], dtype=bool), (joined[0], joined[1])), shape=(len(at), len(at)))
+    _, labels = connected_components(graph, directed=False)
+    found: Ints = np.unique(labels[at], return_inverse=True)[1].astype(np.int64)
+    return found
+
+
+def _needs(blocks: Sequence[_Block], cell_of: Ints, stages: int, cells: int) -> tuple[_Needs, Flags]:
+    """What each cell needs; and the model-stages that keep a unit somewhere."""
+    holds, makes, leaves, takes = (np.zeros((stages, cells), dtype=bool) for _ in range(4))
+    kept = np.zeros(stages, dtype=bool)
+    for stage in range(stages):
+        before, after = ([b for b in blocks if b.stage == stage and b.side == side] for side in (0, 1))
+        stays = {b.units.layout: set(b.units.devices) for b in before}
+        old = {b.units.layout: set(b.units.devices) for b in after}
+        left = np.zeros(len(cell_of), dtype=bool)
+        for block in before:
+            goes = _not_in(block, old.get(block.units.layout))
+            kept[stage] |= not goes.all()
+            left[block.rows[goes]] = True
+            home = cell_of[block.rows[:, 0]]
+            holds[stage, home] = True
+            leaves[stage, home[goes]] = True
+        for block in after:
+            new = _not_in(block, stays.get(block.units.layout))
+            home = cell_of[block.rows[:, 0]]
+            makes[stage, home] = True
+            takes[stage, home[new & ~left[block.rows].any(axis=1)]] = True
+    return _Needs(holds, makes, leaves, takes), kept
+
+
+def _not_in(block: _Block, others: set[tuple[int, ...]] | None) -> Flags:
+    """(units,): whether the unit is not among `others`, of the same layout."""
+    if not others:
+        return np.ones(len(block.rows), dtype=bool)
+    return np.array([devices not in others for devices in block.units.devices])
+
+
+def _dealt(needs: _Needs, kept: Flags, unmet: Flags, alike: Ints) -> Ints:
+    """(cells,): the lot of each: as many as can be, so that each has what it needs."""
+    wanted = unmet.any(axis=1)
+    helps = (needs.holds | needs.makes)[wanted].any(axis=0)
+    joining = np.flatnonzero(helps | unmet.any(axis=0))
+    short_of = [
+        needs.holds[stage] if needs.takes[stage].any() else needs.makes[stage] for stage in np.flatnonzero(wanted)
+    ]
+    keys = [alike[joining], *(~each[joining] for each in reversed(short_of))]
+    joining = joining[np.lexsort(keys)]
+    lots = min(int(each.sum()) for each in (*short_of, *unmet[wanted]))
+    while True:
+        lot_of = np.full(len(alike), -1)
+        lot_of[joining] = np.arange(len(joining)) % lots
+        alone = lot_of < 0
+        lot_of[alone] = lots + np.arange(int(alone.sum()))
+        if lots == 1 or not needs.joined(lot_of, int(lot_of.max()) + 1).unmet(kept).any():
+            return lot_of
+        lots //= 2
+
+
+def _joined(flags: Flags, lot_of: Ints, lots: int) -> Flags:
+    found = np.zeros((len(flags), lots), dtype=bool)
+    for stage, own in enumerate(flags):
+        found[stage, lot_of[own]] = True
+    return found
+
+
+def _alike(lot_of: Ints, blocks: Sequence[_Block], node: Ints, free: Ints) -> list[tuple[Ints, Ints]]:
+    """Numbers of lots that agree in all but their devices, and (lots, devices) the devices of each, ascending."""
+    order = np.argsort(lot_of, kind="stable")
+    starts = np.flatnonzero(np.diff(lot_of[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order)) - np.repeat(starts, sizes)
+    facts = np.stack([*_facts(blocks, rank), np.where(node < 0, -1, rank[node]), free], axis=1)
+    found: list[tuple[Ints, Ints]] = []
+    for size in np.unique(sizes).tolist():
+        lots = np.flatnonzero(sizes == size)
+        members = order[starts[lots][:, None] + np.arange(size)]
+        numbers = _numbers(facts[members].reshape(len(lots), -1))
+        found.extend((lots[numbers == each], members[numbers == each]) for each in range(int(numbers.max()) + 1))
+    return found
+
+
+def _facts(blocks: Iterable[_Block], rank: Ints) -> Iterable[Ints]:
+    """(devices,) for each model-stage and side: which position of which unit, told by the rank of its first device."""
+    codes: dict[tuple[int, int], Ints] = {}
+    base = count(1)
+    most = int(rank.max()) + 1
+    for block in blocks:
+        code = codes.setdefault((block.stage, block.side), np.zeros(len(rank), dtype=np.int64))
+        places = np.array([next(base) for _ in range(block.units.layout.size)])
+        code[block.rows] = places * most + rank[block.rows[:, :1]]
+    return codes.values()
+
+
+def _numbers(rows: Ints) -> Ints:
+    """(rows,): the number of each distinct row, from the first on."""
+    data, width = np.ascontiguousarray(rows).tobytes(), rows.shape[1] * rows.itemsize
+    known: dict[bytes, int] = {}
+    return np.array([known.setdefault(data[at : at + width], len(known)) for at in range(0, len(data), width)])
+
+
+def _only(blocks: Iterable[_Block], side: int, here: Flags) -> Iterable[EMUBlock]:
+    """The units of one side that are `here`."""
+    for block in blocks:
+        own = np.flatnonzero(here[block.rows[:, 0]]).tolist() if block.side == side else []
+        if own:
+            units = block.units
+            yield EMUBlock(units.model_stage, units.layout, tuple(units.devices[index] for index in own))
