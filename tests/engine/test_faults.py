@@ -99,15 +99,17 @@ def test_a_peer_killed_at_any_step_leaves_whole_units_and_nobody_waits(phase: st
         check_survivors(crew, outcome)
 
 
-@pytest.mark.parametrize("phase", ["receive, Merge", "commit"])
-def test_a_peer_that_stops_is_ended_after_its_deadline(phase: str) -> None:
-    kind, command, _ = CASES[phase]
+@pytest.mark.parametrize("phase", ["group", "receive, Merge", "commit"])
+def test_a_peer_that_stops_is_ended_at_its_one_deadline_and_is_the_one_to_be_blamed(phase: str) -> None:
+    kind, command, _ = CASES.get(phase, ("Merge", "transition.begin", False))
     dag, primitive = transition(kind)
     fault = Fault(VICTIM, command, primitive if phase.startswith("receive") else None, signal.SIGSTOP)
     crew, outcome, took_s = broken(dag, fault, 2.0)
     with crew:
         assert took_s < 20
         assert "device 3" in str(outcome.error)
+        assert "within 2 s" in str(outcome.error)
+        assert not any(f"device {other}" in str(outcome.error) for other in range(3))
         if phase.startswith("receive"):
             assert primitive in str(outcome.error)
         check_survivors(crew, outcome)

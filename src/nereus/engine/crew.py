@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """How long a worker may take to end politely."""
+LEAST_GRACE_S = 2.0
 
 Reply = Message | NereusError
 
@@ -146,20 +147,26 @@ class Crew:
 
     def wait(self, tickets: Collection[int], timeout_s: float) -> dict[int, Message]:
         """The replies of `tickets`. Once all have come, raises the error that explains the others, if there is one."""
-        deadline_s = time.monotonic() + timeout_s
+        replies = self.gather(tickets, timeout_s)
+        errors = [reply for reply in replies.values() if isinstance(reply, NereusError)]
+        if errors:
+            raise explain(errors)
+        return {ticket: reply for ticket, reply in replies.items() if isinstance(reply, Message)}
+
+    def gather(self, tickets: Collection[int], timeout_s: float) -> dict[int, Reply]:
+        """The reply or error of each of `tickets`; of one that has not come in time, that it is late, after the others.
+
+        `timeout_s` is the workers' own deadline for their peers, which they have some time to report. Who has died
+        comes before those who wait for it in vain.
+        """
+        deadline_s = time.monotonic() + timeout_s + grace_s(timeout_s)
         missing = set(tickets) - set(self._replies)
         while missing and time.monotonic() < deadline_s:
             self._pump(max(0.0, deadline_s - time.monotonic()))
             missing -= set(self._replies)
         for ticket in missing:
             self._abandon(ticket, timeout_s)
-        replies = {ticket: self._replies.pop(ticket) for ticket in tickets}
-        # Who has died comes before those who wait for it in vain.
-        ordered = sorted(replies, key=missing.__contains__)
-        errors = [reply for ticket in ordered if isinstance(reply := replies[ticket], NereusError)]
-        if errors:
-            raise explain(errors)
-        return {ticket: reply for ticket, reply in replies.items() if isinstance(reply, Message)}
+        return {ticket: self._replies.pop(ticket) for ticket in sorted(tickets, key=missing.__contains__)}
 
     def call(self, devices: Iterable[int], message: Message, timeout_s: float) -> dict[int, Message]:
         """The same command on several devices; device → reply."""
@@ -167,9 +174,12 @@ class Crew:
         replies = self.wait(list(tickets.values()), timeout_s)
         return {device: replies[ticket] for device, ticket in tickets.items()}
 
-    def settle(self, devices: Collection[int], timeout_s: float) -> None:
-        """Wait until they have answered everything; a worker that has not by then is ended, and counts as lost."""
-        deadline_s = time.monotonic() + timeout_s
+    def settle(self, devices: Collection[int], timeout_s: float, passed_s: float = 0.0) -> None:
+        """Wait until they have answered everything; a worker that has not by then is ended, and counts as lost.
+
+        `passed_s` of the deadline are over, as of `wait`.
+        """
+        deadline_s = time.monotonic() + timeout_s + grace_s(timeout_s) - passed_s
         while True:
             owing = [d for d in sorted(devices) if d in self._members and self._members[d].unanswered]
             left_s = deadline_s - time.monotonic()
@@ -177,7 +187,7 @@ class Crew:
                 break
             self._pump(left_s)
         for device in owing:
-            self._lose(device, f"no answer within {timeout_s:g} s")
+            self._lose(device, f"no answer within {timeout_s:.3g} s")
         self._replies.clear()
 
     def stop(self, ids: Iterable[int]) -> None:
@@ -260,7 +270,8 @@ class Crew:
         """A worker is gone: every reply it owes becomes a WorkerLostError."""
         member = self._members.pop(device)
         process = member.launched.process
-        process.join(1.0)
+        if reason is None:  # the pipe may close a little before the process ends
+            process.join(1.0)
         if process.is_alive():
             process.kill()
             process.join()
@@ -277,7 +288,12 @@ class Crew:
         if device is None:
             raise NereusError(f"ticket {ticket} is unknown or its reply has been taken")
         self._abandoned.add(ticket)
-        self._replies[ticket] = WorkerLostError(device, f"no answer within {timeout_s:g} s")
+        self._replies[ticket] = WorkerLostError(device, f"no answer within {timeout_s:.3g} s")
+
+
+def grace_s(timeout_s: float) -> float:
+    """Past the deadline for its peers a worker has so long to say that it has passed."""
+    return max(LEAST_GRACE_S, timeout_s / 4)
 
 
 def explain(errors: Collection[NereusError]) -> NereusError:

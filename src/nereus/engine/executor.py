@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -31,9 +31,10 @@ from nereus.core import (
     TransitionError,
 )
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew, explain
+from nereus.engine.crew import Crew, explain, grace_s
 from nereus.engine.digest import digests, marks_of
 from nereus.engine.progress import Progress, Traffic, one_layout, whole
+from nereus.engine.transports.torch import SLOWEST_BYTES_PER_S
 from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.fit import fit, stored_bytes
 from nereus.transition.routes import fingerprint, goal_units, pair_bytes, source_units
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 _NUMBERS = count(1)
 """Of transitions in this process: a group's name is never used again, by another executor neither."""
-SLOWEST_BYTES_PER_S = 50e6
-"""A device that moves bytes more slowly than this is taken for lost."""
 SLOWEST_HASHED_BYTES_PER_S = 5e6
 """The same for hashes: a thorough one looks at every element by itself."""
 
@@ -78,17 +77,19 @@ class TransitionExecutor:
         """
         started_s = time.perf_counter()
         progress = Progress(dag, list(dag.start), {})
-        if not dag.primitives:
+        if dag.idle:
             return Outcome(dag.goal, True, 0.0)
+        progress.allow(self._timeout_s)
         try:
             progress.traffic, reports = self._traffic(dag), self._look(dag)
             self._fitted(dag, reports, progress.traffic)
-            progress.timeout_s = self._timeout_s + _most_bytes(progress.traffic.values()) / SLOWEST_BYTES_PER_S
+            moved_bytes = max(_most_bytes(progress.traffic.values()), staged_bytes(dag))
+            progress.timeout_s = self._timeout_s + moved_bytes / SLOWEST_BYTES_PER_S
             self._begin(progress, _logical(dag, reports))
             before = self._checked(dag)
             self._walk(progress)
             self._verified(dag, before)
-            self._crew.call(sorted(dag.devices), Message("transition.end"), self._timeout_s)
+            self._ask(progress, sorted(dag.devices), Message("transition.end"))
         except InfeasibleError as error:
             return progress.outcome(dag.start, started_s, str(error))
         except NereusError as error:
@@ -137,12 +138,12 @@ class TransitionExecutor:
             "members": members,
             "timeout_s": progress.timeout_s,
         }
-        replies = self._crew.call(members, Message("transition.begin", fields), self._timeout_s)
+        replies = self._ask(progress, members, Message("transition.begin", fields))
         mine = fingerprint(dag, fields["schemas"])
         for device, reply in replies.items():
             if reply.fields["routes"] != mine:
                 raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
-        self._crew.call(members, Message("transition.probe"), self._timeout_s)
+        self._ask(progress, members, Message("transition.probe"))
 
     def _checked(self, dag: TransitionDAG) -> dict[ModelStage, Digests]:
         """Replicas that a Merge reads are equal; with `verify` the digests of all that changes.
@@ -172,8 +173,11 @@ class TransitionExecutor:
     def _digests(self, model_stage: ModelStage, units: Iterable[EMU]) -> Digests:
         return logical_digests(self._crew, self._schemas[model_stage], units, self._timeout_s, self._verify)
 
+    def _ask(self, progress: Progress, devices: Sequence[int], message: Message) -> Reports:
+        progress.allow(self._timeout_s)
+        return self._crew.call(devices, message, self._timeout_s)
+
     def _walk(self, progress: Progress) -> None:
-        heard_s = time.monotonic()
         while len(progress.done) < len(progress.dag.primitives) or progress.committable():
             for group in progress.committable():
                 self._commit(progress, group)
@@ -186,11 +190,9 @@ class TransitionExecutor:
             errors = [error for error in found if error is not None]
             if errors:
                 raise explain(errors)
-            if arrived:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > progress.timeout_s + self._timeout_s / 4:  # after the workers' own
+            if not arrived and progress.passed_s > progress.allowed_s + grace_s(progress.allowed_s):
                 silent = ", ".join(sorted({f"device {device} in {name}" for name, device in progress.waiting.values()}))
-                raise TransitionError(f"no answer for {progress.timeout_s:g} s from {silent}")
+                raise TransitionError(f"no answer within {progress.allowed_s:.3g} s from {silent}")
 
     def _dispatch(self, progress: Progress, primitive: Primitive) -> None:
         if isinstance(primitive, Destroy):
@@ -204,6 +206,7 @@ class TransitionExecutor:
         else:
             message = Message("transition.apply", {"primitive": primitive.id})
         progress.seconds[primitive.id] = time.perf_counter()
+        progress.allow(progress.timeout_s)
         for device in sorted(progress.devices(primitive)):
             progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
@@ -213,38 +216,44 @@ class TransitionExecutor:
         progress.committed.add(group)
         progress.units.extend(goals)
         devices = sorted({device for goal in goals for device in goal.devices})
-        self._crew.call(devices, Message("transition.commit", {"group": group}), self._timeout_s)
+        self._ask(progress, devices, Message("transition.commit", {"group": group}))
 
     def _recover(self, progress: Progress, error: NereusError) -> EMUSet:
         """Let running steps end, let go of what is not committed or not whole; the units that are left.
 
         A device that does not even answer that it has failed is ended: it must not wake up in the middle of other work.
+        Its peers' deadline was its own too, so nobody waits for it a second time.
         """
-        self._crew.settle(progress.dag.devices, progress.timeout_s or self._timeout_s)
-        alive = self._crew.started()
-        goals = {unit for name in progress.committed for unit in goal_units(progress.dag, progress.dag.groups[name])}
-        kept = one_layout(whole(progress.units, goals, alive))
-        every = tuple(dict.fromkeys((*progress.dag.start, *goals)))
-        devices = progress.dag.devices.union(*(unit.devices for unit in every))
+        dag = progress.dag
+        self._crew.settle(dag.devices, progress.allowed_s, progress.passed_s)
+        goals = {unit for name in progress.committed for unit in goal_units(dag, dag.groups[name])}
+        every = tuple(dict.fromkeys((*dag.start, *goals)))
+        devices = dag.devices.union(*(unit.devices for unit in every))
+        back_s = self._timeout_s + staged_bytes(dag) / SLOWEST_BYTES_PER_S
         for group in progress.committed:
-            self._tell(devices, Message("transition.commit", {"group": group}))
-        replies = self._tell(devices, Message("transition.abort", {"error": str(error)}))
+            self._tell(devices, Message("transition.commit", {"group": group}), self._timeout_s)
+        replies = self._tell(devices, Message("transition.abort", {"error": str(error)}), back_s)
+        kept = one_layout(whole(progress.units, goals, self._crew.started()))
         staged = {unit for reply in replies.values() for unit in reply.fields["staged"]}
         for unit in staged & set(kept):
             if any(other.model_stage == unit.model_stage for other in kept if other not in staged):
                 kept = tuple(other for other in kept if other != unit)
             else:
                 log.error("%s stays in host memory: there is no room for it on its devices", unit)
-        self._tell(devices, Message("transition.destroy", {"units": [unit for unit in every if unit not in kept]}))
-        return EMUSet(kept)
+        gone = [unit for unit in every if unit not in kept]
+        self._tell(devices, Message("transition.destroy", {"units": gone}), self._timeout_s)
+        return EMUSet(whole(kept, goals, self._crew.started()))
 
-    def _tell(self, devices: Collection[int], message: Message) -> Reports:
-        """To those that are left; another death changes nothing about the rest."""
-        try:
-            return self._crew.call(sorted(set(devices) & self._crew.started()), message, self._timeout_s)
-        except NereusError as error:
-            log.warning("%s while ending a transition: %s", message.name, error)
-            return {}
+    def _tell(self, devices: Collection[int], message: Message, timeout_s: float) -> Reports:
+        """To those that are left, and what each answered; one that does not answer is ended like any other."""
+        tickets = {device: self._crew.submit(device, message) for device in sorted(set(devices) & self._crew.started())}
+        replies = self._crew.gather(tickets.values(), timeout_s)
+        found = {device: replies[ticket] for device, ticket in tickets.items()}
+        for device, reply in found.items():
+            if isinstance(reply, NereusError):
+                log.warning("device %d, %s while ending a transition: %s", device, message.name, reply)
+        self._crew.settle(devices, timeout_s, timeout_s + grace_s(timeout_s))
+        return {device: reply for device, reply in found.items() if isinstance(reply, Message)}
 
 
 def logical_digests(
@@ -292,6 +301,15 @@ def _merged(group: Iterable[Primitive], model_stage: ModelStage) -> tuple[EMU, .
         return ()
     units = source_units(group)
     return units if len(units) > 1 else ()
+
+
+def staged_bytes(dag: TransitionDAG) -> int:
+    """The most bytes that one device sends to host memory, all its units together."""
+    sizes: Counter[int] = Counter()
+    for primitive in dag.primitives:
+        if isinstance(primitive, Offload):
+            sizes.update(primitive.releases)
+    return max(sizes.values(), default=0)
 
 
 def _most_bytes(traffic: Iterable[Traffic]) -> int:

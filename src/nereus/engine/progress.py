@@ -34,6 +34,10 @@ class Progress:
     traffic: Mapping[str, Traffic]
     timeout_s: float = 0.0
     """How long one primitive may wait for its peers."""
+    allowed_s: float = 0.0
+    """How long the one of what is under way that ends last may take."""
+    due_s: float = 0.0
+    """When that is over, on the monotonic clock."""
     done: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     waiting: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -42,6 +46,17 @@ class Progress:
     sent_bytes: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     _needs: dict[str, tuple[set[str], set[str]]] | None = None
+
+    def allow(self, seconds: float) -> None:
+        """What begins now may take so long."""
+        due_s = time.monotonic() + seconds
+        if due_s > self.due_s:
+            self.allowed_s, self.due_s = seconds, due_s
+
+    @property
+    def passed_s(self) -> float:
+        """Of `allowed_s`."""
+        return self.allowed_s - (self.due_s - time.monotonic())
 
     def devices(self, primitive: Primitive) -> frozenset[int]:
         """Its own devices, and those that send to them without keeping anything of what it makes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nereus.core import NereusError, TransportError
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew, Reply, explain
+from nereus.engine.crew import Crew, Reply, explain, grace_s
 
 Replies = Mapping[int, Message]
 Routine = Generator[Collection[int], Replies, None]
@@ -25,6 +25,8 @@ class Task:
     devices: frozenset[int]
     after: frozenset[str]
     start: Callable[[], Routine]
+    more_s: float = 0.0
+    """How much longer than other tasks' its commands may take."""
 
 
 @dataclass(slots=True)
@@ -56,17 +58,22 @@ def run(crew: Crew, tasks: Iterable[Task], timeout_s: float, poll_s: float = 0.0
             arrived = crew.poll(poll_s)
             if arrived:
                 heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > timeout_s:
-                names = ", ".join(entry.task.name for entry in running)
-                raise TransportError(
-                    f"no worker answered for {timeout_s:.0f} s while running {names}; see run.timeout_s"
-                )
+            else:
+                _check_silence(running, timeout_s, time.monotonic() - heard_s)
             errors = _enter(running, arrived)
             if errors:
                 raise explain(errors)
     except NereusError as error:
         raise explain([error, *_drain(crew, running, timeout_s)]) from None
     return {task: seconds for task, seconds in done.items() if seconds}
+
+
+def _check_silence(running: Collection[_Running], timeout_s: float, silent_s: float) -> None:
+    """Raises TransportError once workers that wait for their peers would have given up."""
+    allowed_s = timeout_s + max((entry.task.more_s for entry in running), default=0.0)
+    if silent_s > allowed_s + grace_s(allowed_s):
+        names = ", ".join(entry.task.name for entry in running)
+        raise TransportError(f"no worker answered within {allowed_s:.3g} s while running {names}; see run.timeout_s")
 
 
 def _start_ready(pending: list[Task], running: list[_Running], done: Mapping[str, float]) -> None:

@@ -39,6 +39,7 @@ from nereus.trainer import checkpoint, dispatch, measure
 from nereus.trainer.calls import Accounts, Calls
 from nereus.trainer.config import JobConfig
 from nereus.trainer.table import SampleTable
+from nereus.trainer.weights import moving_s
 from nereus.trainer.wiring import Wiring
 
 log = logging.getLogger(__name__)
@@ -280,7 +281,8 @@ class RLJob:
         for source, target in self.workflow.weight_syncs:
             needed = frozenset(call.name for call in updates if call.model_stage == source) - table.done
             start = partial(calls.sync, source, target, self._wiring.sync(target))
-            after.append(dispatch.Task("sync", self._devices(source, target), needed, start))
+            more_s = moving_s(schemas(self.workflow)[target], self.units.of(source), self.units.of(target))
+            after.append(dispatch.Task("sync", self._devices(source, target), needed, start, more_s))
         self.call_s |= dispatch.run(self.crew, after, self.config.timeout_s)
         for source, target in self.workflow.weight_syncs if self.verify else ():
             self._check_weights(source, target)

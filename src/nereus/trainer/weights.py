@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from nereus.core import EMU, Kind, ModelStage, Move, StateSchema
+from nereus.core import EMU, EMUSet, Kind, ModelStage, Move, StateSchema
 from nereus.engine.mover import Mover, most_peers
-from nereus.engine.transports.torch import Torch
+from nereus.engine.transports.torch import SLOWEST_BYTES_PER_S, Torch
 from nereus.engine.worker import Worker
+from nereus.transition.fit import stored_bytes
 from nereus.transition.flows import Flow, Job
 from nereus.transition.relays import relayed
 from nereus.transition.routes import aliased, expand_flows, local_copies
@@ -58,7 +59,8 @@ class WeightSync:
         routes, worker = self._routes(sources, targets), self._worker
         trained, generating = sources[0].model_stage, targets[0].model_stage
         schema, positions = self._schemas[generating], worker.positions
-        transport = Torch(worker.groups.get(group), worker.timeout_s) if group else None
+        allowed_s = worker.timeout_s + moving_s(schema, sources, targets)
+        transport = Torch(worker.groups.get(group), allowed_s) if group else None
         mover = Mover(worker.device, schema.tensors, schema.dtypes, transport, worker.ledger)
         sent, passed = routes.sent, routes.passed
         with worker.meter.communicating("sync"), torch.no_grad():
@@ -84,3 +86,13 @@ class WeightSync:
     def _part(self, schema: StateSchema, flows: Sequence[Flow]) -> _Part:
         peers = most_peers((flow.source, flow.target) for flow in flows)
         return _Part(expand_flows(flows, schema, (Kind.PARAM,), self._worker.device), peers)
+
+
+def moving_s(schema: StateSchema, sources: Units, targets: Units) -> float:
+    """Seconds that a synchronisation may take for its bytes, above what any command may take.
+
+    Nobody sends more than the fullest source holds, nor passes on more than the fullest target does.
+    """
+    alone = replace(schema, dtypes={Kind.PARAM: schema.dtypes[Kind.PARAM]})
+    held = [stored_bytes(EMUSet(units), {units[0].model_stage: alone}) for units in (sources, targets)]
+    return sum(max(sizes.values()) for sizes in held) / SLOWEST_BYTES_PER_S

@@ -11,6 +11,8 @@ from nereus.core import NereusError, TransportError
 from nereus.engine.groups import Group, Handle
 
 Buffers = Sequence[tuple[int, torch.Tensor]]
+SLOWEST_BYTES_PER_S = 50e6
+"""A device that moves bytes more slowly than this is taken for lost."""
 
 
 class Torch:
