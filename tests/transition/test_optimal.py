@@ -1,0 +1,151 @@
+"""Orders and their bound against the shortest order of small transitions, found by trying them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from nereus.core import EMUSet, InfeasibleError, Layout, Link, ModelStage, Plan, TransitionDAG, expand
+from nereus.transition import connect, stored_bytes
+from tests.oracles.shortest_orders import TooManyError, shortest_bytes
+from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, plan
+
+SCHEMAS = {
+    ROLLOUT: even(layers=4, rows=12, columns=2),
+    REWARD: even(layers=4, rows=12, columns=3),
+    ACTOR: even(layers=4, rows=12, columns=1, kinds=TRAINED),
+}
+GROUPS = 6
+"""At most so many goal units are to be built."""
+NEAR = 0.5 + 1e-6
+"""Spans and bounds are rounded to bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Two sets of units, by device the most that may be stored, and how much slower nodes of three are to reach."""
+
+    start: EMUSet
+    goal: EMUSet
+    capacity: dict[int, int]
+    far: int = 1
+
+    @property
+    def node_of(self) -> dict[int, int]:
+        """Device → node."""
+        return {device: device // 3 for unit in (*self.start, *self.goal) for device in unit.devices}
+
+    def connected(self) -> TransitionDAG:
+        """Our order."""
+        links = {"intra": Link(self.far * 1e9, 0.0), "inter": Link(1e9, 0.0)}
+        return connect(self.start, self.goal, SCHEMAS, self.capacity, None, self.node_of, links)
+
+    def shortest(self, limit_bytes: float = float("inf")) -> float | None:
+        """The span of the shortest order."""
+        ends = (self.start, self.goal)
+        return shortest_bytes(*ends, SCHEMAS, self.capacity, self.node_of, self.far, limit_bytes)
+
+
+@st.composite
+def plans(draw: st.DrawFn, model_stages: Sequence[ModelStage], devices: int) -> Plan:
+    """One assignment a model-stage, on devices in any order."""
+    chosen = []
+    for ms in model_stages:
+        degrees = [(tp, pp) for tp in range(1, 5) for pp in range(1, 5) if tp * pp <= min(devices, 8)]
+        layout = Layout(*draw(st.sampled_from(degrees)))
+        dp = draw(st.integers(1, min(GROUPS, devices // layout.size)))
+        pool = draw(st.permutations(range(devices))) if draw(st.booleans()) else range(devices)
+        chosen.append(assign(ms, layout, *pool[: dp * layout.size]))
+    return plan(*chosen)
+
+
+@st.composite
+def problems(draw: st.DrawFn, limited: bool) -> Problem:
+    """Small ones; if `limited`, devices hold little more than the fuller of both ends."""
+    devices = draw(st.integers(2, 10 if limited else 16))
+    model_stages = draw(st.lists(st.sampled_from(list(SCHEMAS)), min_size=1, max_size=3, unique=True))
+    start, goal = (expand(draw(plans(model_stages, devices))) for _ in range(2))
+    assume(0 < len(set(goal) - set(start)) <= GROUPS)
+    capacity = {}
+    if limited:
+        now, then = stored_bytes(start, SCHEMAS), stored_bytes(goal, SCHEMAS)
+        slack = draw(st.sampled_from([100, 105, 125, 150]))
+        capacity = {d: max(now.get(d, 0), then.get(d, 0)) * slack // 100 for d in {*now, *then}}
+    return Problem(start, goal, capacity, draw(st.sampled_from([1, 1, 4])))
+
+
+def solved(problem: Problem, limit_bytes: float = float("inf")) -> float | None:
+    """The shortest span; what is too large to be searched is not looked at."""
+    try:
+        return problem.shortest(limit_bytes)
+    except TooManyError:
+        assume(False)
+        raise
+
+
+def problem(start: Plan, goal: Plan, capacity: dict[int, int] | None = None, far: int = 1) -> Problem:
+    """One made by hand."""
+    return Problem(expand(start), expand(goal), capacity or {}, far)
+
+
+@pytest.mark.parametrize(("copies", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (7, 3)])
+def test_the_oracle_knows_that_devices_at_most_double(copies: int, rounds: int) -> None:
+    case = problem(plan(assign(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), *range(copies))))
+    assert case.shortest() == rounds * stored_bytes(case.start, SCHEMAS)[0]
+
+
+def test_the_oracle_knows_that_two_devices_send_three_copies_sooner_than_in_two_rounds() -> None:
+    """In groups of any goal units, which no order of ours has: 1 + 3/2 rounds to five copies instead of 3."""
+    case = problem(plan(assign(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), *range(5))))
+    assert shortest_bytes(case.start, case.goal, SCHEMAS, {}, free=True) == 2.5 * stored_bytes(case.start, SCHEMAS)[0]
+
+
+def test_the_oracle_sends_to_several_at_once_where_many_devices_have_it() -> None:
+    case = problem(plan(assign(ACTOR, Layout(2, 2), 0, 1, 2, 3)), plan(assign(ACTOR, Layout(2), 4, 5, 6, 7)))
+    assert case.shortest() == stored_bytes(case.goal, SCHEMAS)[4]
+
+
+def test_the_oracle_waits_for_the_copy_whose_memory_it_needs() -> None:
+    """Each of two copies has to move to the device of the other, and a third device holds one of them as well."""
+    start = plan(assign(ROLLOUT, Layout(1), 0, 2), assign(REWARD, Layout(1), 1))
+    goal = plan(assign(ROLLOUT, Layout(1), 1), assign(REWARD, Layout(1), 0))
+    case = problem(start, goal)
+    rollout, reward = (stored_bytes(case.start, SCHEMAS)[device] for device in (0, 1))
+    full = {device: max(rollout, reward) for device in range(2)}
+    assert problem(start, goal, full).shortest() == reward + rollout
+    swapped = problem(plan(assign(ROLLOUT, Layout(1), 0), assign(REWARD, Layout(1), 1)), goal, full)
+    assert swapped.shortest() is None
+
+
+def test_the_oracle_crosses_nodes_once() -> None:
+    case = problem(plan(assign(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), 0, 3, 4, 5)), far=4)
+    assert case.shortest() == (4 + 1 + 1) * stored_bytes(case.start, SCHEMAS)[0]
+
+
+SMALL = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+@SMALL
+@given(problems(limited=False))
+def test_the_shortest_order_is_between_the_bound_and_ours(case: Problem) -> None:
+    dag = case.connected()
+    best = solved(case, dag.span_bytes + NEAR)
+    assert best is not None, f"no order takes as little as {dag.span_bytes}"
+    assert dag.bound_bytes <= best + NEAR
+    assert not dag.certified or abs(best - dag.span_bytes) <= NEAR
+
+
+@SMALL
+@given(problems(limited=True))
+def test_no_bound_is_above_the_shortest_order_that_fits(case: Problem) -> None:
+    try:
+        dag = case.connected()
+    except InfeasibleError:
+        return
+    best = solved(case)
+    assert best is not None, "there is no order"
+    assert dag.bound_bytes <= best + NEAR
