@@ -346,6 +346,17 @@ def test_a_replica_stays_to_be_read_where_memory_forces_the_units_in_place_out()
     assert_holds(world, goal, SCHEMAS)
 
 
+def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
+    """No room for old and new side by side: each place is cleared and built from the other one's unit."""
+    start = EMUSet(units(ACTOR, Layout(2), *range(4)))
+    goal = EMUSet(units(ACTOR, Layout(1, 2), *range(4)))
+    dag = connect(start, goal, SCHEMAS, full(start, goal))
+    assert dag.span_bytes == 2 * max(stored_bytes(goal, SCHEMAS).values())
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world, full(start, goal))
+    assert_holds(world, goal, SCHEMAS)
+
+
 def test_a_model_stage_that_keeps_nothing_names_it() -> None:
     with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
         connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()}, {})

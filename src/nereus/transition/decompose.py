@@ -34,6 +34,18 @@ class Build:
     index: int = 0
     """Its place among all groups of a run."""
 
+    def price(self, pricing: Pricing) -> None:
+        """Set what it acquires, takes over, receives and moves: only what its devices hold of `sources` is there."""
+        held = {device for source in self.sources for device in source.devices}
+        self.acquires, self.kept_bytes, self.received_bytes, self.moved_bytes = {}, {}, 0, 0
+        for goal in self.goals:
+            price = pricing.price(goal, held)
+            self.acquires.update(zip(goal.devices, price.acquired, strict=True))
+            if held:
+                self.kept_bytes.update(zip(goal.devices, price.kept, strict=True))
+            self.received_bytes = max(self.received_bytes, price.received_bytes)
+            self.moved_bytes += price.moved_bytes
+
     def copy(self) -> Build:
         """The same, to be changed by a run."""
         return Build(
@@ -59,10 +71,8 @@ class LocalDAG:
     def drop(self, build: Build, unit: EMU) -> None:
         """`build` reads `unit` no longer, which may then be destroyed before it."""
         build.sources = tuple(source for source in build.sources if source != unit)
-        kept = {device: build.kept_bytes[device] for device in unit.devices if device in build.kept_bytes}
-        if kept:
-            build.acquires = build.acquires | {device: build.acquires[device] + size for device, size in kept.items()}
-            build.kept_bytes = {device: size for device, size in build.kept_bytes.items() if device not in kept}
+        if not build.acquires.keys().isdisjoint(unit.devices):
+            build.price(self.pricing)
 
     def copy(self) -> LocalDAG:
         """The same with groups of its own, which a run may change."""
@@ -138,22 +148,10 @@ def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing:
     for number, home in enumerate(sorted(members)):
         goals = tuple(built[index] for index in sorted(members[home]))
         sources = tuple(readable[unit] for unit in locals_[home])
-        found.append(_build(f"{goals[0].model_stage}/{number}", goals, sources, pricing))
+        build = Build(f"{goals[0].model_stage}/{number}", goals, sources, {}, {}, 0, 0)
+        build.price(pricing)
+        found.append(build)
     return tuple(found)
-
-
-def _build(name: str, goals: tuple[EMU, ...], sources: tuple[EMU, ...], pricing: Pricing) -> Build:
-    acquires: dict[int, int] = {}
-    kept: dict[int, int] = {}
-    received = moved = 0
-    for goal in goals:
-        price = pricing.price(goal)
-        acquires.update(zip(goal.devices, price.acquired, strict=True))
-        if sources:
-            kept.update(zip(goal.devices, price.kept, strict=True))
-        received = max(received, price.received_bytes)
-        moved += price.moved_bytes
-    return Build(name, goals, sources, acquires, kept, received, moved)
 
 
 def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Mapping[int, int] | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from nereus.core import EMU, Layout, StateSchema
@@ -41,9 +41,10 @@ class Pricing:
         self._prices: dict[tuple[int, tuple[int | None, ...]], Price] = {}
         self._stored: dict[Layout, tuple[int, ...]] = {}
 
-    def price(self, goal: EMU) -> Price:
-        """What `goal` costs on its devices."""
-        key = (self._base[goal.layout], tuple(map(self._held.get, goal.devices)))
+    def price(self, goal: EMU, held: Collection[int]) -> Price:
+        """What `goal` costs on its devices where only those `held` keep what they have until it is built."""
+        at = self._held.get
+        key = (self._base[goal.layout], tuple([at(device) if device in held else None for device in goal.devices]))
         found = self._prices.get(key)
         if found is None:
             found = self._prices[key] = self._compute(goal.layout, key[1])
