@@ -126,26 +126,23 @@ def test_the_oracle_crosses_nodes_once() -> None:
     assert case.shortest() == (4 + 1 + 1) * stored_bytes(case.start, SCHEMAS)[0]
 
 
-SMALL = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-
-
-@SMALL
-@given(problems(limited=False))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.booleans().flatmap(problems))
 def test_the_shortest_order_is_between_the_bound_and_ours(case: Problem) -> None:
-    dag = case.connected()
+    try:
+        dag = case.connected()
+    except InfeasibleError:
+        return
     best = solved(case, dag.span_bytes + NEAR)
     assert best is not None, f"no order takes as little as {dag.span_bytes}"
     assert dag.bound_bytes <= best + NEAR
     assert not dag.certified or abs(best - dag.span_bytes) <= NEAR
 
 
-@SMALL
-@given(problems(limited=True))
-def test_no_bound_is_above_the_shortest_order_that_fits(case: Problem) -> None:
-    try:
-        dag = case.connected()
-    except InfeasibleError:
-        return
-    best = solved(case)
-    assert best is not None, "there is no order"
-    assert dag.bound_bytes <= best + NEAR
+def test_a_group_that_lost_a_unit_to_read_receives_what_was_there() -> None:
+    """Two replicas of the reward leave to make room; the third is then read for the shard that device 1 had as well."""
+    start = plan(assign(REWARD, Layout(1), 0, 1, 2), assign(ACTOR, Layout(2), 2, 0))
+    goal = plan(assign(REWARD, Layout(2), 1, 2), assign(ACTOR, Layout(2), 1, 0))
+    ends = [stored_bytes(expand(each), SCHEMAS) for each in (start, goal)]
+    case = problem(start, goal, {device: max(each.get(device, 0) for each in ends) for device in range(3)})
+    assert case.connected().span_bytes == case.shortest()
