@@ -74,9 +74,9 @@ def moved(before: Plan, after: Plan, held: StateSchema, node_of: Mapping[int, in
     anywhere, on_nodes = (_sent(start, goal, schemas, node_of) for goal in goals)
     return Moved(
         anywhere,
-        minimum_bytes(held, start.units, goals[0].units),
+        minimum_bytes(held, start.blocks(MS), goals[0].blocks(MS)),
         on_nodes,
-        minimum_on_nodes(held, start.units, expand(after).units, node_of),
+        minimum_on_nodes(held, start.blocks(MS), *expand(after).blocks(MS), node_of),
     )
 
 

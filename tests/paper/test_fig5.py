@@ -89,7 +89,7 @@ def test_each_panel_is_its_primitive_between_its_gpus(panel: Panel) -> None:
     traffic = execute(dag, schemas, world)
     assert_holds(world, dag.goal, schemas)
     assert traffic.received_bytes.total() == panel.copies * full_bytes(SCHEMA)
-    composed = composed_bytes(SCHEMA, start.of(ACTOR), dag.goal.of(ACTOR))
+    composed = composed_bytes(SCHEMA, start.blocks(ACTOR), dag.goal.blocks(ACTOR))
     assert composed == panel.copies * full_bytes(SCHEMA)
 
 
@@ -139,7 +139,7 @@ def test_section_5_1_actor_raises_tp_by_extend_and_merge_critic_raises_dp_by_ext
     assert_holds(world, dag.goal, schemas)
     received = {device: Fraction(size, full_bytes(SCHEMA)) for device, size in traffic.received_bytes.items()}
     assert received == dict.fromkeys(gpus(17, 24), Fraction(1, 8)) | dict.fromkeys(gpus(25, 32), Fraction(1, 4))
-    composed = [composed_bytes(SCHEMA, dag.start.of(ms), dag.goal.of(ms)) for ms in (ROLLOUT, CRITIC)]
+    composed = [composed_bytes(SCHEMA, dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in (ROLLOUT, CRITIC)]
     assert composed == [2 * full_bytes(SCHEMA)] * 2
 
 

@@ -119,7 +119,7 @@ def test_least_and_composed_bytes_are_the_oracles(row: Row) -> None:
     assert least_bytes.composed(row.before, start, row.after, goal) == Fraction(row.composed)
     if row.kept_order is not None:
         assert least_bytes.in_named_order(row.before, start, row.after, goal) == Fraction(row.kept_order)
-    before, after = (expand(each).of(ACTOR) for each in row.plan())
+    before, after = (expand(each).blocks(ACTOR) for each in row.plan())
     assert copies(minimum_bytes(SCHEMA, before, after)) == Fraction(row.minimum)
     assert copies(composed_bytes(SCHEMA, before, after)) == Fraction(row.composed)
 

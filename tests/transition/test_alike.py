@@ -227,7 +227,7 @@ def test_the_least_bytes_by_classes_are_those_of_single_devices(
     before, after = rng.choice(LAYOUTS), rng.choice(LAYOUTS)
     start, goal = (spread(rng, degrees) for degrees in (before, after))
     least = least_bytes.least(before, [u.devices for u in start], after, [u.devices for u in goal])
-    assert minimum_bytes(schema, start, goal) == least * full_bytes(schema)
+    assert minimum_bytes(schema, EMUSet(start).blocks(ACTOR), EMUSet(goal).blocks(ACTOR)) == least * full_bytes(schema)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -245,7 +245,8 @@ def test_the_least_with_nodes_kept_together_is_the_best_of_all_orders_that_do(se
         for order in permutations(pool)
         if blocks(list(order), nodes) == together
     )
-    assert minimum_on_nodes(schema, start, goal, nodes) == best
+    (wanted,) = EMUSet(goal).blocks(ACTOR)
+    assert minimum_on_nodes(schema, EMUSet(start).blocks(ACTOR), wanted, nodes) == best
 
 
 def blocks(order: list[int], nodes: Mapping[int, int]) -> Counter[frozenset[int]]:
@@ -268,8 +269,9 @@ def planned() -> Iterator[tuple[int, int, int, int]]:
             sum(sum(each.values()) for each in pair_bytes(connect(start, goal, schemas, {}), schemas).values())
             for goal in (anywhere, near)
         ]
-        least = minimum_bytes(schema, start.units, anywhere.units)
-        yield sums[0], least, sums[1], minimum_on_nodes(schema, start.units, expand(second).units, NODES)
+        least = minimum_bytes(schema, start.blocks(ACTOR), anywhere.blocks(ACTOR))
+        (wanted,) = expand(second).blocks(ACTOR)
+        yield sums[0], least, sums[1], minimum_on_nodes(schema, start.blocks(ACTOR), wanted, NODES)
 
 
 def test_what_is_planned_to_move_is_hardly_more_than_the_least() -> None:

@@ -45,7 +45,7 @@ def test_the_composition_moves_c_bytes_and_every_bit_arrives(name: str) -> None:
     start = expand(before)
     moved = moved_bytes(start, after, {ACTOR: SCHEMA})
     goal = compose(start, after, {ACTOR: SCHEMA}, {})[-1].goal
-    assert moved == composed_bytes(SCHEMA, start.of(ACTOR), goal.of(ACTOR))
+    assert moved == composed_bytes(SCHEMA, start.blocks(ACTOR), goal.blocks(ACTOR))
     assert (moved == 0) is (name == "TP4 x DP2 to TP8"), "a Merge alone moves nothing"
 
 

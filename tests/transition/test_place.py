@@ -7,10 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nereus.core import EMU, EMUSet, Layout, StateSchema, expand
 from nereus.transition import place
+from nereus.transition.keep import keep
+from nereus.transition.rows import ByDevice, looked_up
 from tests.oracles.cut import lacks_bytes
 from tests.support.models import ACTOR, assign, decoder, even, plan, units
 from tests.support.pairs import random_plan
@@ -120,3 +125,58 @@ def _on_nodes(order: Sequence[int], nodes: Mapping[int, int]) -> dict[int, list[
     for index, device in enumerate(order):
         found.setdefault(nodes[device], []).append(index)
     return found
+
+
+def kept_one_by_one(
+    old: Sequence[Sequence[int]], slots: Sequence[Sequence[int]], nodes: Mapping[int, int]
+) -> dict[int, int]:
+    """Slot → unit: first where the devices are the same, then the nearest slot on the same nodes, unit after unit."""
+    found = {i: u for i, slot in enumerate(slots) for u, unit in enumerate(old) if set(slot) == set(unit)}
+    pool = {device for slot in slots for device in slot}
+    for u, unit in enumerate(old):
+        if u in found.values() or not pool.issuperset(unit):
+            continue
+        open_ = [i for i, s in enumerate(slots) if i not in found and [nodes[d] for d in s] == [nodes[d] for d in unit]]
+        if open_:
+            found[max(open_, key=lambda i: (len(set(slots[i]) & set(unit)), -i))] = u
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 4), st.booleans())
+def test_units_are_kept_as_if_one_after_another_looked_for_its_slot(
+    rng: random.Random, size: int, one_node: bool
+) -> None:
+    pool = list(range(16))
+    nodes = dict.fromkeys(pool, 0) if one_node else {device: device // rng.choice((2, 4)) for device in pool}
+    count = rng.randint(1, 16 // size)
+    old = rng.sample(pool, size * count)
+    named = list(old)
+    for _ in range(rng.randint(0, 4)):
+        a, b = rng.randrange(len(named)), rng.choice(pool)
+        if b in named:
+            named[named.index(b)] = named[a]
+        named[a] = b
+    old_rows, slots = (np.array(each).reshape(-1, size) for each in (old, named))
+    found = keep(old_rows, slots, None if one_node else ByDevice(nodes))
+    expected = kept_one_by_one(old_rows.tolist(), slots.tolist(), nodes)
+    assert {slot: unit for slot, unit in enumerate(found.tolist()) if unit >= 0} == expected
+
+
+@given(st.lists(st.integers(-5, 40) | st.integers(1 << 40, (1 << 40) + 9), unique=True), st.lists(st.integers(-9, 50)))
+def test_values_are_looked_up_by_device_however_far_apart_the_numbers_are(keys: list[int], asked: list[int]) -> None:
+    known = {key: index for index, key in enumerate(keys)}
+    asked = asked + keys[::2]
+    devices, names, values = (np.array(each, dtype=np.int64) for each in (asked, keys, list(known.values())))
+    assert looked_up(devices, names, values, -7).tolist() == [known.get(device, -7) for device in asked]
+
+
+def test_far_numbers_and_devices_without_a_node_are_placed_like_near_ones() -> None:
+    far = {device: device * 10**9 + 7 for device in range(16)}
+    start = EMUSet(units(ACTOR, Layout(4), *range(16)))
+    wanted = [plan(assign(ACTOR, Layout(2, 4), *(name[d] for d in range(16)))) for name in ({d: d for d in far}, far)]
+    nodes = {device: device // 4 for device in range(12)}  # the last four are each on a node of their own
+    near = place(start, wanted[0], {ACTOR: even()}, nodes)
+    moved_away = EMUSet(tuple(EMU(ACTOR, u.layout, tuple(far[d] for d in u.devices)) for u in start))
+    again = place(moved_away, wanted[1], {ACTOR: even()}, {far[device]: node for device, node in nodes.items()})
+    assert [unit.devices for unit in again] == [tuple(far[d] for d in unit.devices) for unit in near]

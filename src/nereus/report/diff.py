@@ -353,8 +353,8 @@ def _moved(dag: TransitionDAG, loads: Mapping[str, Load], held: Mapping[ModelSta
     """The model-stages that change, in stage order."""
     rows = []
     for ms in dag.goal.model_stages:
-        before, after = dag.start.of(ms), dag.goal.of(ms)
-        if set(before) == set(after):
+        before, after = dag.start.blocks(ms), dag.goal.blocks(ms)
+        if before == after:
             continue
         links = Counter(intra=0, inter=0)
         for primitive in dag.primitives:

@@ -99,18 +99,12 @@ def classes(schema: StateSchema, layouts: Collection[Layout]) -> tuple[Family, .
     return _classes_of(schema).of(tuple(dict.fromkeys(layouts)))
 
 
-def by_layout(units: Iterable[EMU]) -> dict[Layout, list[EMU]]:
-    """The units of each layout, in order of first appearance."""
-    found: dict[Layout, list[EMU]] = {}
-    last, own = None, list[EMU]()
+def layouts_of(units: Iterable[EMU]) -> tuple[Layout, ...]:
+    """The distinct layouts of `units`, in order."""
+    found: dict[Layout, None] = {}
+    last = None
     for unit in units:
         if unit.layout is not last:  # most follow one of their own
             last = unit.layout
-            own = found.setdefault(last, [])
-        own.append(unit)
-    return found
-
-
-def layouts_of(units: Iterable[EMU]) -> tuple[Layout, ...]:
-    """The distinct layouts of `units`, in order."""
-    return tuple(by_layout(units))
+            found[last] = None
+    return tuple(found)

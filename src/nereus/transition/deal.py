@@ -5,10 +5,7 @@ The places that a plan puts on one node are a *block*. A block may change nodes 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -17,8 +14,6 @@ from nereus.transition.profile import Ints
 
 WINDOW = 256
 """Up to so many nodes are dealt together; larger pools go in runs of neighbours."""
-ELSEWHERE = b"-"
-"""Stands for a block whose places are named on another node than the one that takes it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +35,7 @@ class Blocks:
 
 
 def deal(
-    free: Sequence[int],
-    held: Ints,
-    named: Sequence[int],
-    overlap: Ints,
-    nodes: tuple[Sequence[int], Sequence[int]],
-    kinds: Sequence[str] | None = None,
+    free: Ints, held: Ints, named: Ints, overlap: Ints, nodes: tuple[Ints, Ints], kinds: Ints | None = None
 ) -> Ints:
     """(places,): the device of each place, from as many `free` ones.
 
@@ -53,51 +43,38 @@ def deal(
     positions of a unit) in bytes. `nodes` are those of `free` and of `named`; every node has as many of both. Nodes
     of unequal `kinds` do not change places.
     """
-    size = overlap.shape[1]
-    kinds = None if kinds is None or len(set(kinds)) == 1 else kinds
-    by_node, by_place = (np.argsort(np.array(each), kind="stable") for each in nodes)
-    edges = [0, *(np.flatnonzero(np.diff(np.array(nodes[0])[by_node])) + 1).tolist(), len(free)]
-    alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
-    for start, stop in pairwise(edges):
-        own = tuple(sorted(kinds[index] for index in by_node[start:stop])) if kinds is not None else ()
-        alike[stop - start, own].append(start)
+    by_node, by_place = (np.argsort(each, kind="stable") for each in nodes)
+    starts = np.flatnonzero(np.diff(nodes[0][by_node], prepend=nodes[0].min() - 1))
+    lengths = np.diff(starts, append=len(free))
+    every = Blocks(free[by_node], held[by_node], by_place, by_place % overlap.shape[1], named[by_place])
     chosen = np.empty(len(free), dtype=np.int64)
-    every = (np.array(free)[by_node], held[by_node], by_place, by_place % size, np.array(named)[by_place])
-    for (length, _), starts in alike.items():
-        index = np.array(starts)[:, None] + np.arange(length)
-        blocks = Blocks(*(column[index] for column in every))
-        for first in range(0, len(starts), WINDOW):
-            _deal(blocks.rows(slice(first, first + WINDOW)), overlap, chosen)
+    for length in np.unique(lengths).tolist():
+        index = starts[lengths == length][:, None] + np.arange(length)
+        blocks = every.rows(index)
+        for alike in [slice(None)] if kinds is None else groups(np.sort(kinds[by_node][index], axis=1)):
+            own = blocks.rows(alike)
+            for first in range(0, len(own.devices), WINDOW):
+                _deal(own.rows(slice(first, first + WINDOW)), overlap, chosen)
     return chosen
 
 
 def _deal(blocks: Blocks, overlap: Ints, chosen: Ints) -> None:
     """Enter the devices of these blocks into `chosen`."""
-    held, held_id = _distinct(blocks.held)
-    wanted, wanted_id = _distinct(blocks.wanted)
+    held, held_id = distinct(blocks.held)
+    wanted, wanted_id = distinct(blocks.wanted)
     worth = _worth(overlap, held, wanted)[np.ix_(held_id, wanted_id)]
     home = _homes(worth, blocks.places[:, 0] // overlap.shape[1])
-    aligned = (blocks.devices == blocks.named).all(axis=1)
-    before, after = held_id[home].tolist(), wanted_id.tolist()
-    known: dict[tuple[int, int, bytes], list[int]] = defaultdict(list)
-    for block, node in enumerate(home.tolist()):
-        named = ELSEWHERE if node != block else b"" if aligned[block] else _named(blocks, block)
-        known[before[block], after[block], named].append(block)
-    length = held.shape[1]
-    for (has, takes, named), group in known.items():
-        preferred = overlap[held[has]][:, wanted[takes]] * 2
+    devices = blocks.devices[home]
+    as_named = devices[:, :, None] == blocks.named[:, None, :]
+    """(blocks, devices, places): whether the plan names the device for the place."""
+    pairs = np.stack([held_id[home], wanted_id], axis=1)
+    order = np.where(as_named.any(axis=1), as_named.argmax(axis=1), -1)
+    for alike in groups(np.concatenate([pairs, order], axis=1)):
+        has, takes = pairs[alike[0]].tolist()
         # Among equals the plan's own order wins: twice the bytes leave room for half a byte of preference.
-        if named != ELSEWHERE:
-            index = np.frombuffer(named, dtype=np.int64) if named else np.arange(length)
-            preferred += np.arange(length)[:, None] == index[None, :]
+        preferred = overlap[held[has]][:, wanted[takes]] * 2 + as_named[alike[0]]
         rows, columns = linear_sum_assignment(preferred, maximize=True)
-        chosen[blocks.places[group]] = blocks.devices[home[group]][:, rows[np.argsort(columns)]]
-
-
-def _named(blocks: Blocks, block: int) -> bytes:
-    """For each place of a block, which device of its node the plan names, as an array; -1 for none."""
-    row_of = {device: row for row, device in enumerate(blocks.devices[block].tolist())}
-    return np.array([row_of.get(device, -1) for device in blocks.named[block].tolist()], dtype=np.int64).tobytes()
+        chosen[blocks.places[alike]] = devices[alike][:, rows[np.argsort(columns)]]
 
 
 def _homes(worth: Ints, units: Ints) -> Ints:
@@ -127,10 +104,16 @@ def _worth(overlap: Ints, held: Ints, wanted: Ints) -> Ints:
     return found
 
 
-def _distinct(rows: Ints) -> tuple[Ints, Ints]:
+def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """The distinct rows, and the number of each row."""
     data, width = rows.tobytes(), rows.shape[1] * rows.itemsize
     number: dict[bytes, int] = {}
     numbers = [number.setdefault(data[at : at + width], len(number)) for at in range(0, len(data), width)]
-    distinct = np.frombuffer(b"".join(number), dtype=rows.dtype).reshape(-1, rows.shape[1])
-    return distinct, np.array(numbers)
+    found = np.frombuffer(b"".join(number), dtype=rows.dtype).reshape(-1, rows.shape[1])
+    return found, np.array(numbers)
+
+
+def groups(rows: Ints) -> list[Ints]:
+    """The numbers of the rows that are equal, for each distinct row."""
+    found, numbers = distinct(rows)
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=len(found)))[:-1])

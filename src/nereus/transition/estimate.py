@@ -41,8 +41,8 @@ def estimate(
         peak_bytes=peak_bytes(dag, schemas, with_groups(buffers, cluster)),
         link_bytes=dict(links),
         moved_bytes=links.total(),
-        minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
-        composed_bytes=sum(composed_bytes(schemas[ms], dag.start.of(ms), dag.goal.of(ms)) for ms in changed),
+        minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed),
+        composed_bytes=sum(composed_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed),
         critical_path=critical,
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import ChainMap, Counter
 from collections.abc import Mapping
 
+import numpy as np
+
 from nereus.core import EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
-from nereus.transition.classes import by_layout
+from nereus.transition.rows import rows_of
 from nereus.transition.sizes import sizes_of
 from nereus.transition.totals import highest, totals
 
@@ -15,16 +17,11 @@ def stored_bytes(
     units: EMUSet, schemas: Mapping[ModelStage, StateSchema], other_bytes: Mapping[int, int] | None = None
 ) -> Counter[int]:
     """Device → bytes of all positions on it, and what else is in use."""
-    devices: list[int] = []
-    stored: list[int] = []
-    for ms in units.model_stages:
-        sizes = sizes_of(schemas[ms])
-        for layout, alike in by_layout(units.of(ms)).items():
-            each = sizes.stored(layout).tolist()
-            for unit in alike:
-                devices.extend(unit.devices)
-            stored.extend(each * len(alike))
-    used = Counter(totals(devices, stored))
+    blocks = [block for ms in units.model_stages for block in units.blocks(ms)]
+    sizes = [np.tile(sizes_of(schemas[each.model_stage]).stored(each.layout), len(each.devices)) for each in blocks]
+    nothing = np.empty(0, dtype=np.int64)
+    devices = np.concatenate([nothing, *(rows_of(block).ravel() for block in blocks)])
+    used = Counter(totals(devices, np.concatenate([nothing, *sizes])))
     for device, size in (other_bytes or {}).items():
         used[device] += size
     return used

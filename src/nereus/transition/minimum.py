@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from math import gcd
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array
 
-from nereus.core import EMU, Layout, StateSchema
-from nereus.transition.classes import by_layout, layouts_of
+from nereus.core import EMUBlock, Layout, StateSchema
 from nereus.transition.deal import deal
 from nereus.transition.place import overlaps
 from nereus.transition.profile import Ints
+from nereus.transition.rows import ByDevice, held_at, looked_up, rows_of
 from nereus.transition.sizes import sizes_of
 
 EXPANDED = 128
 """Up to so many devices, or classes of as many alike, are assigned one by one."""
 
 
-def minimum_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
+def minimum_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
     """M*: bytes that must arrive when each device takes the position it already holds most of."""
-    sizes, at = sizes_of(schema), dict[int, int]()
-    wanted, old = by_layout(goal), by_layout(start)
-    base = 0
-    for layout, units in old.items():
-        places = cycle(range(base, base + layout.size))
-        at.update(zip((device for unit in units for device in unit.devices), places, strict=False))
-        base += layout.size
-    counts = Counter(at.get(device, base) for unit in goal for device in unit.devices)
-    owned = sum(int(sizes.owned(layout).sum()) * len(units) for layout, units in wanted.items())
-    held = sorted(counts.keys() - {base})
-    if not held:
+    sizes = sizes_of(schema)
+    counts = _held(start, goal)
+    owned = sum(int(sizes.owned(block.layout).sum()) * len(block.devices) for block in goal)
+    (held,) = np.nonzero(counts[:-1])
+    if not len(held):
         return owned
-    table = np.concatenate([np.concatenate([sizes.overlap(one, other) for other in wanted], axis=1) for one in old])
-    supply = np.array([counts[place] for place in held])
-    demand = np.repeat([len(units) for units in wanted.values()], [layout.size for layout in wanted])
-    return owned - _most(table[held], supply, demand)
+    table = np.block([[sizes.overlap(one.layout, other.layout) for other in goal] for one in start])
+    demand = np.repeat([len(block.devices) for block in goal], [block.layout.size for block in goal])
+    return owned - _most(table[held], counts[held], demand)
 
 
-def minimum_on_nodes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU], node_of: Mapping[int, int]) -> int:
-    """M* where the positions that `goal`, all of one layout, has on one node stay together on one node."""
-    (layout,) = layouts_of(goal)
-    devices = [device for unit in goal for device in unit.devices]
-    overlap, held = overlaps(start, layout, schema, devices)
-    nodes = [node_of[device] for device in devices]
+def _held(start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> Ints:
+    """(positions of `start`, and none): how many devices of `goal` hold each."""
+    held = held_at(start, np.concatenate([np.empty(0, dtype=np.int64), *(rows_of(block).ravel() for block in goal)]))
+    return np.bincount(held, minlength=sum(block.layout.size for block in start) + 1)
+
+
+def minimum_on_nodes(schema: StateSchema, start: Sequence[EMUBlock], goal: EMUBlock, node_of: Mapping[int, int]) -> int:
+    """M* where the positions that `goal` has on one node stay together on one node."""
+    size, devices = goal.layout.size, rows_of(goal).ravel()
+    overlap, held = overlaps(start, goal.layout, schema, devices)
+    nodes = ByDevice(node_of)(devices)
     chosen = deal(devices, held, devices, overlap, (nodes, nodes))
-    row_of = dict(zip(devices, held.tolist(), strict=True))
-    wanted = int(sizes_of(schema).owned(layout).sum()) * len(goal)
-    return wanted - sum(
-        int(overlap[row_of[device], place % layout.size]) for place, device in enumerate(chosen.tolist())
-    )
+    kept = overlap[looked_up(chosen, devices, held, -1), np.arange(len(chosen)) % size]
+    return int(sizes_of(schema).owned(goal.layout).sum()) * len(goal.devices) - int(kept.sum())
 
 
 def _most(table: Ints, supply: Ints, demand: Ints) -> int:
@@ -93,13 +86,13 @@ def _greedily(table: Ints, supply: Ints, demand: Ints) -> int:
     return worth
 
 
-def composed_bytes(schema: StateSchema, start: Sequence[EMU], goal: Sequence[EMU]) -> int:
+def composed_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
     """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
     for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
-    sub = Layout.common(*layouts_of((*start, *goal)))
-    sizes = sizes_of(schema)
+    sub, sizes = Layout.common(*(block.layout for block in (*start, *goal))), sizes_of(schema)
     copy = int(sizes.owned(sub).sum())
-    gathered = {old: max(0, old.size // sub.size * copy - int(sizes.owned(old).sum())) for old in layouts_of(start)}
-    held = {device for unit in start for device in unit.devices}
-    new = {device for unit in goal for device in unit.devices} - held
-    return sum(gathered[unit.layout] for unit in start) + -(-len(new) // sub.size) * copy
+    gathered = sum(
+        max(0, block.layout.size // sub.size * copy - int(sizes.owned(block.layout).sum())) * len(block.devices)
+        for block in start
+    )
+    return gathered + -(-int(_held(start, goal)[-1]) // sub.size) * copy

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 
 import numpy as np
 
-from nereus.core import EMU, EMUSet, Layout, ModelStage, Plan, StateSchema
-from nereus.transition.classes import by_layout
+from nereus.core import EMUBlock, EMUSet, Layout, ModelStage, Plan, StateSchema
 from nereus.transition.deal import deal
+from nereus.transition.keep import keep
 from nereus.transition.profile import Ints
+from nereus.transition.rows import ByDevice, block_of, held_at, looked_up, rows_of
 from nereus.transition.sizes import sizes_of
-
-Slot = tuple[int, ...]
-"""The devices that a plan names for one unit."""
 
 
 def place(
@@ -30,80 +27,57 @@ def place(
     assignment on overlapping bytes. With `node_of`, the positions that the plan put on one node stay together on one:
     what crosses nodes in the plan does so in the goal. Nodes whose devices differ by `kind_of` do not change places.
     """
-    units: list[EMU] = []
+    nodes = None if node_of is None else ByDevice(node_of)
+    kinds = _numbered(kind_of)
+    blocks: list[EMUBlock] = []
     for assignment in plan.assignments:
-        ms, layout = assignment.candidate.model_stage, assignment.candidate.layout
-        existing = start.of(ms)
-        if existing:
-            units.extend(_place_one(existing, layout, assignment.units, schemas[ms], node_of, kind_of))
-        else:
-            units.extend(EMU(ms, layout, devices) for devices in assignment.units)
-    return EMUSet(tuple(units))
+        candidate = assignment.candidate
+        wanted = EMUBlock(candidate.model_stage, candidate.layout, assignment.units)
+        existing = start.blocks(candidate.model_stage)
+        done = not existing or any(wanted == block for block in existing)
+        blocks.append(wanted if done else _placed(existing, wanted, schemas[candidate.model_stage], nodes, kinds))
+    return EMUSet.of_blocks(blocks)
 
 
-def _place_one(
-    existing: Sequence[EMU],
-    layout: Layout,
-    slots: Sequence[Slot],
+def _placed(
+    existing: Sequence[EMUBlock],
+    wanted: EMUBlock,
     schema: StateSchema,
-    node_of: Mapping[int, int] | None,
-    kind_of: Mapping[int, str] | None,
-) -> list[EMU]:
-    kept = _kept(existing, layout, slots, node_of)
-    if len(kept) == len(slots):
-        return [kept[slot] for slot in range(len(slots))]
-    taken = {device for unit in kept.values() for device in unit.devices}
-    free = [device for slot in slots for device in slot if device not in taken]
-    named = [device for index, slot in enumerate(slots) if index not in kept for device in slot]
-    overlap, held = overlaps(existing, layout, schema, free)
-    kinds = None if kind_of is None else [kind_of.get(device, "") for device in free]
-    chosen = deal(free, held, named, overlap, (_nodes(free, node_of), _nodes(named, node_of)), kinds)
-    rows = iter(chosen.reshape(-1, layout.size).tolist())
-    ms = existing[0].model_stage
-    return [kept[slot] if slot in kept else EMU(ms, layout, tuple(next(rows))) for slot in range(len(slots))]
+    nodes: ByDevice | None,
+    kinds: ByDevice | None,
+) -> EMUBlock:
+    layout, slots = wanted.layout, rows_of(wanted)
+    goal, unfilled = slots.copy(), np.ones(len(slots), dtype=np.bool_)
+    for block in existing:
+        if block.layout == layout:
+            units = rows_of(block)
+            taken_by = keep(units, slots, nodes)
+            unfilled = taken_by < 0
+            goal[~unfilled] = units[taken_by[~unfilled]]
+    if unfilled.any():
+        taken, devices = goal[~unfilled].ravel(), slots.ravel()
+        free = devices[looked_up(devices, taken, np.ones_like(taken), 0) == 0]
+        named = slots[unfilled].ravel()
+        overlap, held = overlaps(existing, layout, schema, free)
+        at = (np.zeros_like(free), np.zeros_like(named)) if nodes is None else (nodes(free), nodes(named))
+        kind = None if kinds is None else kinds(free)
+        goal[unfilled] = deal(free, held, named, overlap, at, kind).reshape(-1, layout.size)
+    return wanted if np.array_equal(goal, slots) else block_of(wanted.model_stage, layout, goal)
 
 
-def overlaps(existing: Sequence[EMU], layout: Layout, schema: StateSchema, free: Sequence[int]) -> tuple[Ints, Ints]:
+def overlaps(existing: Sequence[EMUBlock], layout: Layout, schema: StateSchema, free: Ints) -> tuple[Ints, Ints]:
     """(what can be held, positions of `layout`) bytes in common, and which row of it each of `free` holds.
 
     The last row is that of devices that hold nothing.
     """
-    sizes, at, base = sizes_of(schema), dict[int, int](), 0
-    tables: list[Ints] = []
-    for old, units in by_layout(existing).items():
-        tables.append(sizes.overlap(old, layout))
-        positions = cycle(range(base, base + old.size))
-        at.update(zip((device for unit in units for device in unit.devices), positions, strict=False))
-        base += old.size
-    table = np.concatenate([*tables, np.zeros((1, layout.size), dtype=np.int64)])
-    return table, np.array([at.get(device, base) for device in free])
+    sizes = sizes_of(schema)
+    tables = [sizes.overlap(block.layout, layout) for block in existing]
+    return np.concatenate([*tables, np.zeros((1, layout.size), dtype=np.int64)]), held_at(existing, free)
 
 
-def _kept(
-    existing: Sequence[EMU], layout: Layout, slots: Sequence[Slot], node_of: Mapping[int, int] | None
-) -> dict[int, EMU]:
-    """Slot → existing unit that takes it: first where the devices are the same, then where they are all there."""
-    fitting = {unit.devices: unit for unit in by_layout(existing).get(layout, ())}
-    if not fitting:
-        return {}
-    kept = {index: fitting.pop(slot) for index, slot in enumerate(slots) if slot in fitting}
-    pool = {device for slot in slots for device in slot} if fitting else set[int]()
-    by_devices = {frozenset(slot): i for i, slot in enumerate(slots) if i not in kept} if fitting else {}
-    rest: list[EMU] = []
-    for unit in fitting.values():
-        index = by_devices.get(frozenset(unit.devices))
-        if index is not None:
-            kept[index] = unit
-        elif pool.issuperset(unit.devices):
-            rest.append(unit)
-    for unit in rest:
-        pattern = _nodes(unit.devices, node_of)
-        open_slots = [i for i, slot in enumerate(slots) if i not in kept and _nodes(slot, node_of) == pattern]
-        if open_slots:
-            kept[max(open_slots, key=lambda i: (len(set(slots[i]) & set(unit.devices)), -i))] = unit
-    return kept
-
-
-def _nodes(devices: Sequence[int], node_of: Mapping[int, int] | None) -> list[int]:
-    """The node of each; all one when nodes are unknown."""
-    return [0] * len(devices) if node_of is None else [node_of[device] for device in devices]
+def _numbered(kind_of: Mapping[int, str] | None) -> ByDevice | None:
+    """The kinds as numbers; none where all devices are of one."""
+    number = {kind: index for index, kind in enumerate(dict.fromkeys((kind_of or {}).values()))}
+    if kind_of is None or len(number) < 2:
+        return None
+    return ByDevice({device: number[kind] for device, kind in kind_of.items()})

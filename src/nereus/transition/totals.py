@@ -9,7 +9,7 @@ import numpy as np
 from nereus.transition.profile import Ints
 
 
-def totals(devices: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
+def totals(devices: Sequence[int] | Ints, sizes: Sequence[int] | Ints) -> dict[int, int]:
     """Device → the sum of the sizes that are entered for it."""
     found, starts, ordered = _by_device(devices, sizes)
     sums = np.add.reduceat(ordered, starts) if len(starts) else ordered
@@ -30,10 +30,10 @@ def highest(devices: Sequence[int], changes: Sequence[int]) -> dict[int, int]:
     return dict(zip(found[risen].tolist(), most[risen].tolist(), strict=True))
 
 
-def _by_device(devices: Sequence[int], sizes: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+def _by_device(devices: Sequence[int] | Ints, sizes: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints]:
     """The devices in ascending order, where each one's entries start, and all entries, each device's in order."""
-    where = np.array(devices, dtype=np.int64)
+    where = np.asarray(devices, dtype=np.int64)
     order = np.argsort(where, kind="stable")
     where = where[order]
     starts = np.flatnonzero(np.diff(where, prepend=where[:1] - 1))
-    return where[starts], starts, np.array(sizes, dtype=np.int64)[order]
+    return where[starts], starts, np.asarray(sizes, dtype=np.int64)[order]
