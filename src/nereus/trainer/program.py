@@ -43,6 +43,8 @@ class Options:
     config: JobConfig
     workflow: Workflow
     schemas: Mapping[ModelStage, StateSchema]
+    node_of: Mapping[int, int] | None = None
+    """The node of each device, where there are several."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class TrainerProgram:
         self._groups: dict[tuple[ModelStage, str], str] = {}
         self._decoders: dict[ModelStage, tuple[Position, Decoder]] = {}
         self._prepared: dict[ModelStage, _Prepared] = {}
-        self._weights = WeightSync(worker, options.schemas)
+        self._weights = WeightSync(worker, options.schemas, options.node_of)
 
     def handlers(self) -> Mapping[str, Callable[[Message], Message | None]]:
         """Command name → what to do."""

@@ -115,7 +115,8 @@ def _crew(config: JobConfig, workflow: Workflow, cluster: Cluster) -> Crew:
     devices = {
         device: DeviceSettings(cluster.kind(device).memory_bytes, cluster.kind(device).speed) for device in cluster.ids
     }
-    return Crew(devices, PROGRAM, Options(config, workflow, schemas(workflow)), timeout_s=config.timeout_s)
+    node_of = {device.id: device.node for device in cluster.devices}
+    return Crew(devices, PROGRAM, Options(config, workflow, schemas(workflow), node_of), timeout_s=config.timeout_s)
 
 
 @contextmanager

@@ -29,22 +29,25 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """What the sources send, this device to itself included, and what the targets pass on.
+    """What the sources send, this device to itself included, and what the targets then pass on, to other nodes first.
 
     `whole` are tensors that this device holds in the same cut on both sides.
     """
 
     whole: frozenset[str]
     sent: _Part
-    passed: _Part
+    passed: tuple[_Part, ...]
 
 
 class WeightSync:
-    """Routes are found once for a pair of sets of units."""
+    """Routes are found once for a pair of sets of units. `node_of` says which devices are near one another."""
 
-    def __init__(self, worker: Worker, schemas: Mapping[ModelStage, StateSchema]) -> None:
+    def __init__(
+        self, worker: Worker, schemas: Mapping[ModelStage, StateSchema], node_of: Mapping[int, int] | None = None
+    ) -> None:
         self._worker = worker
         self._schemas = schemas
+        self._node_of = node_of
         self._known: dict[tuple[Units, Units], _Routes] = {}
 
     def forget(self) -> None:
@@ -67,7 +70,8 @@ class WeightSync:
             for name in routes.whole:  # roles never share storage (D5.2)
                 positions[generating].tensors[name, Kind.PARAM].copy_(positions[trained].tensors[name, Kind.PARAM])
             mover.run(sent.moves, lambda _: positions[trained], lambda _: positions[generating], sent.most_peers)
-            mover.run(passed.moves, *(lambda _: positions[generating],) * 2, passed.most_peers)
+            for part in passed:
+                mover.run(part.moves, *(lambda _: positions[generating],) * 2, part.most_peers)
 
     def _routes(self, sources: Units, targets: Units) -> _Routes:
         if (sources, targets) not in self._known:
@@ -80,8 +84,9 @@ class WeightSync:
         own, whole = tuple[Move, ...](), frozenset[str]()
         if old is not None and new is not None:
             own, whole = local_copies(schema, old, new, device), aliased(schema, old, new, device)
-        sent, passed = (self._part(schema, flows) for flows in relayed(schema, Job(sources, targets)))
-        return _Routes(whole, _Part((*own, *sent.moves), sent.most_peers), passed)
+        routes = relayed(schema, Job(sources, targets), self._node_of)
+        sent, *passed = (self._part(schema, flows) for flows in routes)
+        return _Routes(whole, _Part((*own, *sent.moves), sent.most_peers), tuple(passed))
 
     def _part(self, schema: StateSchema, flows: Sequence[Flow]) -> _Part:
         peers = most_peers((flow.source, flow.target) for flow in flows)
