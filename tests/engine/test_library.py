@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_random_boxes_arrive_bit_for_bit(seed: int) -> None:
         for placed in boxes:
             placed[name] = random_boxes(rng, shape, ranks)
     there = plan_routes(tensors.values(), Placement(boxes[0]), Placement(boxes[1]))
-    options = Options(bucket_bytes=rng.choice([1, 1 << 14, 1 << 26]), verify=True)
+    options = Options(bucket_bytes=rng.choice([1, 1 << 14, 1 << 26]), read_memory=rng.random() < 0.5, verify=True)
     assert_exact(there, moved(there, ranks, options))
     back = plan_routes(tensors.values(), Placement(boxes[1]), Placement(boxes[0]))
     assert_exact(back, moved(back, ranks, options))
@@ -341,9 +342,9 @@ def test_an_error_while_packing_on_one_rank_is_an_error_on_all_and_the_group_goe
         this.rank = group.rank
         source, target = cut(SPLIT.tensors, SPLIT.source, group.rank), allocate(SPLIT.tensors, SPLIT.target, group.rank)
         with pytest.raises(TransitionError) as error:
-            reshard(SPLIT, source, target, group, Options(timeout_s=20))
+            reshard(SPLIT, source, target, group, Options(timeout_s=20, read_memory=False))
         this.rank = -1
-        reshard(SPLIT, source, target, group, Options(timeout_s=20))
+        reshard(SPLIT, source, target, group, Options(timeout_s=20, read_memory=False))
         wanted = cut(SPLIT.tensors, SPLIT.target, group.rank)
         assert all(bits(target[name]) == bits(tensor) for name, tensor in wanted.items())
         return str(error.value)
@@ -391,7 +392,7 @@ def test_a_shard_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     def act(group: Group) -> None:
         source, target = cut(SPLIT.tensors, SPLIT.source, group.rank), allocate(SPLIT.tensors, SPLIT.target, group.rank)
-        reshard(SPLIT, source, target, group, QUICK)
+        reshard(SPLIT, source, target, group, replace(QUICK, read_memory=False))
 
     monkeypatch.setattr(exchange, "pack", spoiled)
     assert all("another hash after the transition" in error for error in failures(3, act))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import distributed
 from examples import reshard_fsdp2, reshard_module
 from nereus.core import TransitionError, TransportError
 from nereus.engine import exchange
+from nereus.engine.direct import Direct
 from nereus.engine.library import LogicalTensor, Options, Placement, Region, allocate, plan_routes, reshard
 from nereus.engine.library.local import run_local
 from nereus.engine.packing import pack
@@ -50,34 +52,41 @@ PLAN = plan_routes(
 )
 
 
-def broken_rank(rank: int, how: str) -> tuple[str, float, bool]:
-    """Rank 1 breaks while it packs; the others' error, how long they waited, and whether sources stayed."""
+def broken_rank(rank: int, how: str, read_memory: bool) -> tuple[str, float, bool]:
+    """Rank 1 breaks while it packs or reads; the others' error, how long they waited, and whether sources stayed."""
     source = {name: torch.full(box.shape, float(rank + 1)) for name, box in PLAN.source.of(rank).items()}
     distributed.barrier()
 
-    def breaks(buffer: torch.Tensor, views: list[torch.Tensor]) -> None:
+    broken: Any = Direct.pull if read_memory else pack
+
+    def breaks(*arguments: Any) -> None:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         patch.undo()
         time.sleep(4)
-        pack(buffer, views)
+        broken(*arguments)
 
     patch = pytest.MonkeyPatch()
     if rank == 1:
-        patch.setattr(exchange, "pack", breaks)
+        where: tuple[object, str] = (Direct, "pull") if read_memory else (exchange, "pack")
+        patch.setattr(*where, breaks)
+    options = Options(timeout_s=2, read_memory=read_memory)
     began_s = time.monotonic()
     try:
-        reshard(PLAN, source, allocate(PLAN.tensors, PLAN.target, rank), options=Options(timeout_s=2))
+        reshard(PLAN, source, allocate(PLAN.tensors, PLAN.target, rank), options=options)
     except TransitionError as error:
         stayed = all((tensor == rank + 1).all() for tensor in source.values())
         return str(error), time.monotonic() - began_s, stayed
     return "", 0.0, False
 
 
+@pytest.mark.parametrize("read_memory", [True, False], ids=["reads", "packs"])
 @pytest.mark.parametrize("how", ["dies", "stalls"])
-def test_a_rank_that_breaks_in_the_middle_is_an_error_on_every_other_within_the_timeout(how: str) -> None:
+def test_a_rank_that_breaks_in_the_middle_is_an_error_on_every_other_within_the_timeout(
+    how: str, read_memory: bool
+) -> None:
     dead = (1,) if how == "dies" else ()
-    results = run_local(4, broken_rank, how, timeout_s=DEADLINE_S, may_die=dead)
+    results = run_local(4, broken_rank, how, read_memory, timeout_s=DEADLINE_S, may_die=dead)
     for rank, result in enumerate(results):
         if rank in dead:
             assert result is None

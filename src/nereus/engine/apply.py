@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from nereus.core import (
     LogicalState,
     ModelStage,
     Move,
+    NereusError,
     Primitive,
     StateSchema,
     TransitionDAG,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes whenever workers of two versions would cut the same moves into different messages."""
 
 
@@ -120,24 +121,20 @@ class Transition:
         return Message("transition.begin", {"routes": fingerprint(dag, schemas)})
 
     def _probe(self, _: Message) -> None:
-        """A byte over each pair that will be used, so that nothing is allocated for a peer that cannot be reached."""
+        """First bytes over each pair that will be used, so that nothing is allocated for a peer that is not there."""
         running, device = self._context(), self._worker.device
         pairs = {pair for found in running.pairs.values() for pair in found}
         ranks = {member: rank for rank, member in enumerate(running.group.members)}
         transport = Torch(running.group, self._worker.timeout_s)
-        if running.group.on_cuda:  # NCCL makes a group's communicator with all members, later batches need only some
-            running.group.all_reduce(torch.zeros(1, device=transport.device))
-
-        def byte() -> torch.Tensor:
-            return torch.zeros(1, dtype=torch.uint8, device=transport.device)
-
-        sends = [(ranks[target], byte()) for source, target in sorted(pairs) if source == device != target]
-        receives = [(ranks[source], byte()) for source, target in sorted(pairs) if target == device != source]
-        handles, errors = transport.post(sends, receives)
+        targets = {ranks[target] for source, target in pairs if source == device != target}
+        sources = {ranks[source] for source, target in pairs if target == device != source}
+        if running.group.on_cuda:
+            _first_bytes(transport, targets, sources)
+            return
+        errors: list[NereusError] = []
+        running.group.neighbours.meet(transport, targets, sources, errors.append)
         for error in errors:
             raise TransportError(f"device {device}, probe: {error}")
-        for handle in handles:
-            transport.wait(handle, f"device {device}, probe")
 
     def _hash(self, message: Message) -> Message:
         """Hashes of the positions of some units, in the pieces that `marks` makes of their tensors."""
@@ -239,3 +236,17 @@ class Transition:
         if self._running is None:
             raise TransitionError(f"device {self._worker.device}: no transition has begun")
         return self._running
+
+
+def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:
+    """A byte to and from each rank. NCCL makes a communicator with all members, later batches need only some."""
+    transport.group.all_reduce(torch.zeros(1, device=transport.device))
+    out, inward = (
+        [(rank, torch.zeros(1, dtype=torch.uint8, device=transport.device)) for rank in sorted(ranks)]
+        for ranks in (targets, sources)
+    )
+    handles, errors = transport.post(out, inward)
+    for error in errors:
+        raise TransportError(f"probe: {error}")
+    for handle in handles:
+        transport.wait(handle, "probe")

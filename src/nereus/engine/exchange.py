@@ -1,7 +1,7 @@
-"""Moves views of tensors between this rank and its peers: packed where they have to be, many messages in flight.
+"""Moves views of tensors between this rank and its peers: read from a peer's memory where that is possible, else sent.
 
 Owns the order of rounds and the two staging buffers, one for what is sent and one for what is received. A message of
-one contiguous view goes straight from and into the tensor.
+one contiguous view goes straight from and into the tensor, others are packed; many are in flight.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from nereus.core import NereusError, TransportError
-from nereus.core.ports import Transport
+from nereus.engine.direct import Direct
 from nereus.engine.groups import as_bytes
 from nereus.engine.messages import Addressed, Message, Parts, Round, rounds
 from nereus.engine.packing import pack, unpack
 from nereus.engine.ring import Ring, padded
+from nereus.engine.transports.torch import Torch
 
 MOST_ROUNDS = 64
 """Rounds under way at once, where staging memory does not bound them."""
@@ -45,7 +46,7 @@ class Exchange:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Torch,
         sends: Mapping[int, Parts],
         receives: Mapping[int, Parts],
         limit: int,
@@ -54,16 +55,15 @@ class Exchange:
     ) -> None:
         self._transport = transport
         self._note = note
+        self._direct = Direct(transport, sends, receives, limit, note)
         self._rounds = rounds(sends, receives, limit)
-        self._staged = [(self._staged_bytes(one.sends), self._staged_bytes(one.receives)) for one in self._rounds]
-        self._rings = tuple(
-            Ring([staged[side] for staged in self._staged], bucket_bytes, transport.device) for side in (0, 1)
-        )
+        staged = [self._staged_bytes(one) for one in self._rounds]
+        self._rings = tuple(Ring([each[side] for each in staged], bucket_bytes, transport.device) for side in (0, 1))
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """The staging buffers."""
-        return tuple(ring.buffer for ring in self._rings)
+        """The staging buffers; where memory is read they stay untouched."""
+        return (*(ring.buffer for ring in self._rings), self._direct.buffer)
 
     def run(self, meanwhile: Callable[[], None]) -> None:
         """Send and receive everything; `meanwhile` runs once while messages are under way."""
@@ -71,9 +71,11 @@ class Exchange:
             self._run(meanwhile)
 
     def _run(self, meanwhile: Callable[[], None]) -> None:
+        self._direct.open()
         under_way: deque[_Open] = deque()
-        waiting: Callable[[], None] | None = meanwhile
-        for one, staged in zip(self._rounds, self._staged, strict=True):
+        waiting: Callable[[], None] | None = partial(self._local, meanwhile)
+        for one in self._sent():
+            staged = self._staged_bytes(one)
             while under_way and not self._may_start(len(under_way), staged):
                 self._act(waiting)
                 waiting = None
@@ -82,6 +84,23 @@ class Exchange:
         self._act(waiting)
         while under_way:
             self._finish(under_way.popleft())
+        self._direct.close()
+
+    def _sent(self) -> Iterator[Round]:
+        """What travels as messages: all of a pair or nothing, so that both of its sides leave out the same."""
+        by, of = self._direct.read_by, self._direct.read_from
+        for one in self._rounds:
+            sends = tuple(each for each in one.sends if each[0] not in by)
+            receives = tuple(each for each in one.receives if each[0] not in of)
+            if sends or receives:
+                yield Round(sends, receives)
+
+    def _local(self, meanwhile: Callable[[], None]) -> None:
+        """What this rank does by itself."""
+        self._act(meanwhile)
+        for rank in sorted(self._direct.read_from):
+            self._act(partial(self._direct.pull, rank))
+            self._direct.told(rank)
 
     def _may_start(self, under_way: int, staged: tuple[int, int]) -> bool:
         room = all(ring.has_room(size) for ring, size in zip(self._rings, staged, strict=True))
@@ -107,7 +126,7 @@ class Exchange:
         if not batched:
             self._post(opened, [], receives)
         for peer, buffer, message in self._place(one.sends, out):
-            if not self._direct(message):
+            if not self._as_it_is(message):
                 self._act(partial(_pack, buffer, message))
             if batched:
                 sends.append((peer, buffer))
@@ -134,25 +153,30 @@ class Exchange:
                 opened.whole = False
                 self._note(error)
         for _, buffer, message in opened.receives:
-            if opened.whole and not self._direct(message):
+            if opened.whole and not self._as_it_is(message):
                 self._act(partial(_unpack, buffer, message))
         for ring, size in zip(self._rings, opened.staged, strict=True):
             ring.give_back(size)
 
-    def _direct(self, message: Message) -> bool:
+    def _as_it_is(self, message: Message) -> bool:
         """Whether a message needs no copy: one plain view where the transport can reach it."""
         first = message.parts[0]
         return len(message.parts) == 1 and first.plain and first.view.device.type == self._transport.device.type
 
-    def _staged_bytes(self, messages: Addressed) -> int:
-        return sum(padded(message.bytes) for _, message in messages if not self._direct(message))
+    def _staged_bytes(self, one: Round) -> tuple[int, int]:
+        """Of what is sent, and of what is received."""
+        out, inward = (
+            sum(padded(message.bytes) for _, message in messages if not self._as_it_is(message))
+            for messages in (one.sends, one.receives)
+        )
+        return out, inward
 
     def _place(self, messages: Addressed, arena: torch.Tensor) -> list[tuple[int, torch.Tensor, Message]]:
         """The bytes of each message: the tensor itself, or the next part of `arena`."""
         found: list[tuple[int, torch.Tensor, Message]] = []
         start = 0
         for peer, message in messages:
-            if self._direct(message):
+            if self._as_it_is(message):
                 found.append((peer, as_bytes(message.parts[0].view), message))
             else:
                 found.append((peer, arena[start : start + message.bytes], message))

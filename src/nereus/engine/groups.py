@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from nereus.core import TransportError
+from nereus.engine.direct import Neighbours
 
 _TAGS = 1 << 20
 
@@ -54,6 +55,7 @@ class Group:
 
     `down`, where there is one, carries what goes to lower ranks outside of a batch: NCCL puts the transfers of a pair
     into one queue, where two ranks that send to each other first would wait for ever.
+    `read_memory`: whether members that are processes of one host may read one another's memory.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Group:
         process_group: Any,
         on_cuda: bool = False,
         down: Any = None,
+        read_memory: bool = True,
     ) -> None:
         self.name = name
+        self.neighbours = Neighbours(read_memory)
         self.on_cuda = on_cuda
         self.members = tuple(members)
         self.rank = rank
@@ -227,8 +231,10 @@ class GroupRegistry:
         timeout_s: float,
         cuda: bool = False,
         address: str = "127.0.0.1",
+        read_memory: bool = True,
     ) -> None:
         self._store = store
+        self._read_memory = read_memory
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._cuda = cuda
@@ -250,7 +256,7 @@ class GroupRegistry:
                     down = self._connect(distributed.PrefixStore(f"{name}/down", self._store), rank, len(members))
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
-        group = self._groups[name] = Group(name, members, rank, process_group, self._cuda, down)
+        group = self._groups[name] = Group(name, members, rank, process_group, self._cuda, down, self._read_memory)
         return group
 
     def get(self, name: str) -> Group:

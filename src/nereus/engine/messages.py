@@ -88,7 +88,7 @@ def _by_round(by_peer: Mapping[int, Parts], limit: int) -> Iterator[Addressed]:
 
 def _bundles(parts: Parts, limit: int) -> Iterator[tuple[Message, ...]]:
     """What goes to one peer in each round: parts up to the limit, as messages."""
-    cut = [small for part in parts if part.view.numel() for small in _limited(part, limit)]
+    cut = [small for part in parts if part.view.numel() for small in limited(part, limit)]
     chosen: list[Part] = []
     size = 0
     for part in sorted(cut, key=lambda part: -part.dtype.itemsize):
@@ -108,7 +108,7 @@ def _messages(parts: Parts) -> tuple[Message, ...]:
     return (Message(small), *alone) if small else alone
 
 
-def _limited(part: Part, limit: int) -> Iterator[Part]:
+def limited(part: Part, limit: int) -> Iterator[Part]:
     """Cut along the outermost dim into parts of at most `limit` bytes, of one element at least."""
     view = part.view
     if part.bytes <= limit or view.numel() == 1:
@@ -118,4 +118,4 @@ def _limited(part: Part, limit: int) -> Iterator[Part]:
     count = view.shape[dim]
     step = max(1, limit // (part.bytes // count))
     for start in range(0, count, step):
-        yield from _limited(Part(view.narrow(dim, start, min(step, count - start)), part.dtype), limit)
+        yield from limited(Part(view.narrow(dim, start, min(step, count - start)), part.dtype), limit)

@@ -23,7 +23,7 @@ from nereus.transition.boxes import BoxPlan, Route
 from nereus.transition.region import Region
 
 Tensors = Mapping[str, torch.Tensor]
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Options:
     """Deadline of the whole call, and more for more bytes."""
     slowest_bytes_per_s: float = 50e6
     """A rank that receives more slowly than this is taken for lost."""
+    read_memory: bool = True
+    """Whether ranks that are processes of one host read one another's memory (Linux), instead of sending."""
     verify: bool = False
     """Hash every tensor before and after, and replicas against one another."""
 
@@ -73,7 +75,8 @@ def reshard(
     `target` is then worthless and `source` as it was. After an error of communication the group is not usable.
     """
     started_s = time.perf_counter()
-    peers = Peers(group, options.timeout_s + max(plan.received_bytes.values(), default=0) / options.slowest_bytes_per_s)
+    timeout_s = options.timeout_s + max(plan.received_bytes.values(), default=0) / options.slowest_bytes_per_s
+    peers = Peers(group, timeout_s, options.read_memory)
     work = _Work(plan, source, target, peers, options)
     token = f"{plan.fingerprint} {PROTOCOL} {torch.__version__} {sys.byteorder} {options}"
     peers.agree(work.prepare(), token, "the plan, the options or their versions")
@@ -95,12 +98,13 @@ class _Work:
         self._plan, self._source, self._target, self._peers, self._options = plan, source, target, peers, options
         self._now, self._then = plan.source.of(peers.rank), plan.target.of(peers.rank)
         self._exchange: Exchange | None = None
+        self._staging_bytes = 0
         self._error: str | None = None
 
     @property
     def staging_bytes(self) -> int:
         """Memory for messages that have to be copied."""
-        return 0 if self._exchange is None else sum(buffer.numel() for buffer in self._exchange.buffers)
+        return self._staging_bytes
 
     def prepare(self) -> str | None:
         """Check all tensors and allocate the staging buffers: what can fail fails before anything moves."""
@@ -109,6 +113,7 @@ class _Work:
             check_tensors(self._plan, self._plan.target, self._target, self._peers.rank, "target")
             check_sources_stay(self._source, self._target, self._now, self._then)
             self._exchange = self._exchanged()
+            self._staging_bytes = sum(buffer.numel() for buffer in self._exchange.buffers)
         except NereusError as error:
             return str(error)
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -117,8 +122,9 @@ class _Work:
 
     def run(self) -> str | None:
         """Send and receive everything; the first error, if there was one. Peers get all their messages anyhow."""
-        if self._exchange is not None:
-            self._exchange.run(self._copy)
+        exchange, self._exchange = self._exchange, None  # it knows this object: a cycle would keep all tensors
+        if exchange is not None:
+            exchange.run(self._copy)
         return self._error
 
     def _exchanged(self) -> Exchange:

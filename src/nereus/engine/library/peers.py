@@ -25,8 +25,8 @@ AnyGroup: TypeAlias = distributed.ProcessGroup | Group | None
 class Peers(Torch):
     """The members of one process group, until a deadline. Ranks are those of the group."""
 
-    def __init__(self, group: AnyGroup, timeout_s: float) -> None:
-        super().__init__(group if isinstance(group, Group) else _wrap(group), timeout_s)
+    def __init__(self, group: AnyGroup, timeout_s: float, read_memory: bool = True) -> None:
+        super().__init__(group if isinstance(group, Group) else _wrap(group), timeout_s, read_memory)
 
     def swap(self, to: int, data: bytes | None, source: int, size: int) -> bytes:
         """Send to one rank and receive `size` bytes from another; either may be left out (data None, size 0)."""

@@ -16,10 +16,14 @@ SLOWEST_BYTES_PER_S = 50e6
 
 
 class Torch:
-    """The `Transport` port on a group. Buffers are contiguous tensors; ranks are those of the group."""
+    """The `Transport` port on a group. Buffers are contiguous tensors; ranks are those of the group.
 
-    def __init__(self, group: Group, timeout_s: float) -> None:
+    `neighbours` knows who may read whose memory; None where all is sent.
+    """
+
+    def __init__(self, group: Group, timeout_s: float, read_memory: bool = True) -> None:
         self.group = group
+        self.neighbours = group.neighbours if read_memory else None
         self.rank, self.size = group.rank, group.size
         self.device = torch.device("cuda", torch.cuda.current_device()) if group.on_cuda else torch.device("cpu")
         self._timeout_s = timeout_s

@@ -1,0 +1,226 @@
+"""State that a rank reads straight from the memory of its peer, where both are processes of one host.
+
+Owns who may read whom in a group, and one exchange's part of it: a source offers the places of what it would send, the
+target reads them into its own tensors and says when it is done; until then the source's memory stays as it is. A target
+that says nothing by the deadline is an error of the source, and what it has read then counts for nothing. What a source
+cannot offer (it converts, it is not in the memory of the host, its pieces are tiny) travels as messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from nereus.core import NereusError, TransportError
+from nereus.engine.messages import Part, Parts, limited
+from nereus.engine.transports.attach import CARD_BYTES, Process, Segments, alike, card, find, segments
+
+if TYPE_CHECKING:
+    from nereus.engine.groups import Handle
+    from nereus.engine.transports.torch import Torch
+
+Note = Callable[[NereusError], None]
+LEAST_RUN_BYTES = 256
+"""Smaller pieces cost more one by one than what is packed and sent."""
+FEW_SEGMENTS = 64
+"""So many of them cost nothing to speak of."""
+
+
+class Neighbours:
+    """Who of a group may read whose memory; found out once for each pair, the same on both of its sides."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self.readers: dict[int, bool] = {}
+        """Rank → whether it reads from this one."""
+        self.sources: dict[int, Process | None] = {}
+        """Rank → its process where this one reads from it."""
+
+    def meet(self, transport: Torch, targets: Collection[int], sources: Collection[int], note: Note) -> None:
+        """A source shows its card, the target tries it and answers; those that have met are left out.
+
+        Errors of a peer go to `note`; the pair then has messages, as has every pair on CUDA.
+        """
+        if transport.device.type != "cpu":
+            return
+        new_targets = sorted(set(targets) - self.readers.keys())
+        new_sources = sorted(set(sources) - self.sources.keys())
+        mine = card() if self._enabled else bytes(CARD_BYTES)
+        cards = _Letters(transport, dict.fromkeys(new_targets, mine), dict.fromkeys(new_sources, CARD_BYTES), note)
+        verdicts = _Letters(transport, {}, dict.fromkeys(new_targets, 1), note)
+        for source in new_sources:
+            told = cards.take(source, "its card")
+            self.sources[source] = find(told) if self._enabled and told is not None else None
+            verdicts.send(source, bytes([self.sources[source] is not None]))
+        for target in new_targets:
+            self.readers[target] = verdicts.take(target, "whether it reads memory") == b"\1"
+        cards.end("cards")
+        verdicts.end("answers to cards")
+
+
+class Direct:
+    """One rank's part of one exchange, as far as pairs that read are concerned."""
+
+    def __init__(
+        self, transport: Torch, sends: Mapping[int, Parts], receives: Mapping[int, Parts], limit: int, note: Note
+    ) -> None:
+        self._transport, self._note = transport, note
+        self._sends = {rank: _cut(parts, limit) for rank, parts in sends.items()}
+        self._receives = {rank: _cut(parts, limit) for rank, parts in receives.items()}
+        staged = [part.bytes for parts in self._receives.values() for part in parts if _places(part) is None]
+        self._scratch = torch.empty(max(staged, default=0), dtype=torch.uint8)
+        self._sources: dict[int, Process] = {}
+        self._offers: dict[int, list[Segments]] = {}
+        self._done: _Letters | None = None
+        self.read_by: frozenset[int] = frozenset()
+        """Ranks that read what would be sent to them."""
+
+    @property
+    def read_from(self) -> frozenset[int]:
+        """Ranks whose memory is read."""
+        return frozenset(self._offers)
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """For what cannot be read into a tensor itself."""
+        return self._scratch
+
+    def open(self) -> None:
+        """Meet whom this rank has not met, and exchange offers."""
+        neighbours = self._transport.neighbours
+        if neighbours is None:
+            return
+        neighbours.meet(self._transport, self._sends.keys(), self._receives.keys(), self._note)
+        met = neighbours.sources
+        self._sources = {rank: found for rank in self._receives if (found := met.get(rank)) is not None}
+        offers = {rank: _offer(parts) for rank, parts in self._sends.items() if neighbours.readers.get(rank)}
+        sizes = {rank: 8 * sum(1 + part.view.dim() for part in self._receives[rank]) for rank in self._sources}
+        letters = _Letters(self._transport, {rank: told.tobytes() for rank, told in offers.items()}, sizes, self._note)
+        for rank in self._sources:
+            told = letters.take(rank, "its offer")
+            if told is not None and any(told):
+                self._offers[rank] = _offered(np.frombuffer(told, np.int64), self._receives[rank])
+        letters.end("offers")
+        self.read_by = frozenset(rank for rank, told in offers.items() if told.any())
+        self._done = _Letters(self._transport, {}, dict.fromkeys(self.read_by, 1), self._note)
+
+    def pull(self, rank: int) -> None:
+        """Read everything from one rank. Raises TransportError."""
+        process = self._sources[rank]
+        ours: list[Segments] = []
+        theirs: list[Segments] = []
+        try:
+            for part, there in zip(self._receives[rank], self._offers[rank], strict=True):
+                here = _places(part)
+                if here is None:
+                    self._convert(process, part, there)
+                    continue
+                here, there = alike(here, there)
+                ours.append(here)
+                theirs.append(there)
+            if ours:
+                process.read(np.concatenate(ours), np.concatenate(theirs))
+        except TransportError as error:
+            raise TransportError(f"reading from rank {rank} failed: {error}") from None
+
+    def told(self, rank: int) -> None:
+        """Let a source know that its memory is not needed any more."""
+        assert self._done is not None
+        self._done.send(rank, b"\1")
+
+    def close(self) -> None:
+        """Wait until all who read have said so."""
+        if self._done is None:
+            return
+        for rank in sorted(self.read_by):
+            self._done.take(rank, "that it has read")
+        self._done.end("that state was read")
+
+    def _convert(self, process: Process, part: Part, there: Segments) -> None:
+        """By way of the scratch buffer."""
+        buffer = self._scratch[: part.bytes]
+        here = segments(buffer.data_ptr(), (part.bytes,), (1,), 1)
+        process.read(*alike(here, there))
+        part.view.copy_(buffer.view(part.dtype).view(part.view.shape))
+
+
+class _Letters:
+    """Small messages: all are under way at once, and whose does not arrive is noted."""
+
+    def __init__(self, transport: Torch, sends: Mapping[int, bytes], sizes: Mapping[int, int], note: Note) -> None:
+        self._transport, self._note = transport, note
+        self._sent: list[Handle] = []
+        self._inward: dict[int, tuple[torch.Tensor, list[Handle]]] = {}
+        for rank, size in sizes.items():
+            buffer = torch.zeros(size, dtype=torch.uint8)
+            handles, errors = transport.post([], [(rank, buffer)])
+            self._inward[rank] = buffer, handles
+            self._heard(errors)
+        for rank, data in sends.items():
+            self.send(rank, data)
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Start to send."""
+        handles, errors = self._transport.post([(rank, torch.frombuffer(bytearray(data), dtype=torch.uint8))], [])
+        self._sent += handles
+        self._heard(errors)
+
+    def take(self, rank: int, what: str) -> bytes | None:
+        """What a rank has sent; None where it did not."""
+        buffer, handles = self._inward[rank]
+        if buffer.numel() and not handles:
+            return None
+        whole = [self._wait(handle, f"hearing from rank {rank} {what}") for handle in handles]
+        return buffer.numpy().tobytes() if all(whole) else None
+
+    def end(self, what: str) -> None:
+        """Wait until all has been sent."""
+        for handle in self._sent:
+            self._wait(handle, f"telling {what}")
+        self._sent.clear()
+
+    def _wait(self, handle: Handle, what: str) -> bool:
+        try:
+            self._transport.wait(handle, what)
+        except NereusError as error:
+            self._note(error)
+            return False
+        return True
+
+    def _heard(self, errors: list[NereusError]) -> None:
+        for error in errors:
+            self._note(error)
+
+
+def _cut(parts: Parts, limit: int) -> list[Part]:
+    return [small for part in parts if part.view.numel() for small in limited(part, limit)]
+
+
+def _places(part: Part) -> Segments | None:
+    """Where a part lies in this process's memory, in the dtype that travels; None where it cannot be used as it is."""
+    view = part.view
+    if view.device.type != "cpu" or view.dtype != part.dtype or view.is_conj() or view.is_neg():
+        return None
+    found = segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
+    return found if found[0, 1] >= LEAST_RUN_BYTES or len(found) <= FEW_SEGMENTS else None
+
+
+def _offer(parts: Parts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Address and strides of each part; zeros where one of them cannot be read as it is."""
+    rows = [(part.view.data_ptr(), *part.view.stride()) for part in parts]
+    told = np.array([number for row in rows for number in row], np.int64)
+    return told if all(_places(part) is not None for part in parts) else np.zeros_like(told)
+
+
+def _offered(told: np.ndarray[tuple[int], np.dtype[np.int64]], parts: Parts) -> list[Segments]:
+    """What the other side's views are: of the same shapes as ours, in the dtype that travels."""
+    found: list[Segments] = []
+    start = 0
+    for part in parts:
+        address, *strides = (int(number) for number in told[start : start + 1 + part.view.dim()])
+        found.append(segments(address, tuple(part.view.shape), tuple(strides), part.dtype.itemsize))
+        start += 1 + part.view.dim()
+    return found

@@ -1,0 +1,182 @@
+"""Reads the memory of another process of this host: one copy, from its tensor into ours (Linux, cross-memory attach).
+
+Owns the system call and the proof of whom it reads. A process tells its host, its pid and the place of a random mark;
+whoever reads finds that mark with every call, so a pid that has been given to another process is never taken for it.
+The kernel asks for the right to trace: the same user, and under Yama's `ptrace_scope` 1 a permission that a process
+gives to its parent and the parent's other children. Where the kernel refuses, nothing is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus.core import TransportError
+
+Segments = NDArray[np.int64]
+"""Rows of (address, bytes): pieces of memory, end to end."""
+
+MOST_SEGMENTS = 1023
+"""Of one call: the kernel's IOV_MAX, and one for the mark."""
+MOST_CALL_BYTES = 1 << 28
+"""Of one call; the kernel would end one of 2 GiB early."""
+_CARD = struct.Struct("=16sqqq16s")
+CARD_BYTES = _CARD.size
+_MARK_BYTES = 16
+_PR_SET_PTRACER = 0x59616D61
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+_mark = np.zeros(_MARK_BYTES, np.uint8)
+"""Random once it is told; where it lies is told with it."""
+
+
+def _renew() -> None:
+    _mark[:] = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)  # a child has this memory too, and is another process
+
+
+def card() -> bytes:
+    """What others need to find this process; all zeros where there is no such thing."""
+    try:
+        host = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        _permit()
+    except (OSError, ValueError):
+        return bytes(CARD_BYTES)
+    if not _mark.any():
+        _mark[:] = np.frombuffer(os.urandom(_MARK_BYTES), np.uint8)
+    return _CARD.pack(host, namespace, os.getpid(), _mark.ctypes.data, _mark.tobytes())
+
+
+def find(theirs: bytes) -> Process | None:
+    """The process of a card where this one may read its memory: same host, same pids, and the mark is there."""
+    host, namespace, pid, address, mark = _CARD.unpack(theirs)
+    if not any(host) or _CARD.unpack(card())[:2] != (host, namespace):
+        return None
+    found = Process(pid, address, mark)
+    empty = np.empty((0, 2), np.int64)
+    try:
+        found.read(empty, empty)
+    except TransportError:
+        return None
+    return found
+
+
+class Process:
+    """A process whose memory can be read."""
+
+    def __init__(self, pid: int, address: int, mark: bytes) -> None:
+        self.pid = pid
+        self._mark = mark
+        self._seen = np.zeros(_MARK_BYTES, np.uint8)
+        self._mark_here = np.array([[self._seen.ctypes.data, _MARK_BYTES]], np.int64)
+        self._mark_there = np.array([[address, _MARK_BYTES]], np.int64)
+
+    def read(self, ours: Segments, theirs: Segments) -> None:
+        """Copy `theirs` to `ours`: as many segments on both sides, those of a row of equal size.
+
+        Raises TransportError where the process is gone, is another one, or its memory cannot be read.
+        """
+        for start, stop in _calls(theirs[:, 1]):
+            self._call(ours[start:stop], theirs[start:stop])
+
+    def _call(self, ours: Segments, theirs: Segments) -> None:
+        here, there = np.concatenate([self._mark_here, ours]), np.concatenate([self._mark_there, theirs])
+        wanted = int(there[:, 1].sum())
+        self._seen[:] = 0
+        got = _vm_readv()(self.pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
+        if got < 0:
+            raise TransportError(f"memory of process {self.pid}: {_named(ctypes.get_errno())}")
+        if got != wanted:
+            raise TransportError(f"memory of process {self.pid}: {got:,} of {wanted:,} bytes could be read")
+        if self._seen.tobytes() != self._mark:
+            raise TransportError(f"process {self.pid} is not the one that was met: its mark is missing")
+
+
+def segments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> Segments:
+    """The memory of a view in the order of its elements, in as few pieces as it has. `strides` in elements."""
+    run = item_bytes
+    starts = np.array([address], np.int64)
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if len(starts) == 1 and step * item_bytes == run:
+            run *= size
+        else:
+            starts = (np.arange(size, dtype=np.int64)[:, None] * (step * item_bytes) + starts).reshape(-1)
+    found = np.empty((len(starts), 2), np.int64)
+    found[:, 0], found[:, 1] = starts, run
+    return found
+
+
+def alike(first: Segments, second: Segments) -> tuple[Segments, Segments]:
+    """Both cut into pieces of one size; each has pieces of one size before."""
+    size = int(np.gcd(first[0, 1], second[0, 1]))
+    return _cut(first, size), _cut(second, size)
+
+
+def _cut(pieces: Segments, size: int) -> Segments:
+    run = int(pieces[0, 1])
+    if run == size:
+        return pieces
+    starts = (pieces[:, :1] + np.arange(0, run, size, dtype=np.int64)).reshape(-1)
+    return np.stack([starts, np.full_like(starts, size)], axis=1)
+
+
+def _calls(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Rows of each call; one call for no rows at all."""
+    if not len(sizes):
+        yield 0, 0
+        return
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        fits = int(np.searchsorted(ends, before + MOST_CALL_BYTES, "right"))
+        stop = min(start + MOST_SEGMENTS, max(start + 1, fits))
+        yield start, stop
+        start = stop
+
+
+@cache
+def _vm_readv() -> Callable[..., int]:
+    """The system call, or one that always fails where there is none."""
+    call: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if call is None or not sys.platform.startswith("linux"):
+        return _missing
+    call.restype = ctypes.c_ssize_t
+    pointer, count = ctypes.c_void_p, ctypes.c_ulong
+    call.argtypes = (ctypes.c_int, pointer, count, pointer, count, ctypes.c_ulong)
+    return call  # type: ignore[no-any-return]
+
+
+def _missing(*_: object) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
+
+
+@cache
+def _permit() -> None:
+    """Under Yama's scope 1: this process's siblings, which the ranks of one launcher are, may read its memory."""
+    if _YAMA.exists() and _YAMA.read_text().strip() == "1":
+        unsigned = ctypes.c_ulong
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, unsigned(os.getppid()), unsigned(0), unsigned(0), unsigned(0))
+
+
+def _named(number: int) -> str:
+    if number == errno.ESRCH:
+        return "the process has ended"
+    return f"{errno.errorcode.get(number, number)} ({os.strerror(number)})"
