@@ -27,6 +27,7 @@ PARTS = (
     "extend",
     "scale_out",
     "doubling",
+    "sync",
     "layouts",
     "overlap",
 )
