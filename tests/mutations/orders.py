@@ -9,6 +9,7 @@ TREE = TESTS + "test_new_replicas_forward_in_a_doubling_tree[8]"
 SWAP = TESTS + "test_only_copies_that_have_to_swap_full_devices_go_through_host_memory"
 EVERY_ORDER = TESTS + "test_every_order_that_the_edges_allow_fits_and_keeps_a_copy"
 BRUTE_FORCE = TESTS + "test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there"
+OPTIMAL = "tests/transition/test_optimal.py::test_the_shortest_order_is_between_the_bound_and_ours"
 
 ORDERS = (
     Mutation(
@@ -108,6 +109,27 @@ ORDERS = (
         "ceil(log2(wanted / senders) - 1e-9)",
         "(1 + ceil(log2(wanted / senders) - 1e-9))",
         BRUTE_FORCE,
+    ),
+    Mutation(
+        "let no small unit feed a large one in the bound",
+        "transition/occupancy.py",
+        "    for count in range(1, size):",
+        "    for count in ():",
+        OPTIMAL,
+    ),
+    Mutation(
+        "bound by the unit that is waited for longest",
+        "transition/releasing.py",
+        "min(after.get(unit, 0.0) for unit, _ in units)",
+        "max(after.get(unit, 0.0) for unit, _ in units)",
+        OPTIMAL,
+    ),
+    Mutation(
+        "forget what is lost with a unit that leaves",
+        "transition/decompose.py",
+        "            build.price(self.pricing)\n",
+        "            pass\n",
+        TESTS + "test_what_left_before_it_could_be_read_is_received_in_full",
     ),
     Mutation(
         "copy whole goal units in the paper's composition",

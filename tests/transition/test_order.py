@@ -33,6 +33,7 @@ from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
 from nereus.transition.decompose import decompose
 from nereus.transition.schedule import Memory, schedule
 from tests.oracles.brute_force_orders import an_order_exists
+from tests.oracles.shortest_orders import shortest_bytes
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
 from tests.support.worlds import assert_holds, filled
 
@@ -115,6 +116,25 @@ def test_units_leave_at_once_where_a_copy_elsewhere_stays_and_the_one_that_is_re
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world)
     assert_holds(world, goal, SCHEMAS)
+
+
+def test_goal_units_that_share_a_unit_to_read_may_be_made_one_by_one_for_less_than_the_most_of_them() -> None:
+    schemas = SCHEMAS | {ACTOR: even(layers=4, rows=12, columns=1, kinds=TRAINED)}
+    held = [assign(ROLLOUT, Layout(1), 0), assign(REWARD, Layout(1), 0)]
+    start = expand(plan(*held, assign(ACTOR, Layout(1, 3), *range(6))))
+    goal = expand(plan(held[0], assign(REWARD, Layout(1), 0, 1), assign(ACTOR, Layout(1, 2), *range(4))))
+    shortest = shortest_bytes(start, goal, schemas, {})
+    assert shortest is not None
+    assert connect(start, goal, schemas, {}).bound_bytes <= shortest
+
+
+def test_a_device_sends_whole_pieces_or_nothing() -> None:
+    """Devices 0 and 1 change the reward between them and have to send the rollout as well; 2 and 3 have no time to."""
+    start = expand(plan(assign(ROLLOUT, Layout(1), 0, 1), assign(REWARD, Layout(2), 0, 1)))
+    goal = expand(plan(assign(ROLLOUT, Layout(1), 0, 1, 2, 3), assign(REWARD, Layout(1, 2), 0, 1)))
+    dag = connect(start, goal, SCHEMAS, {})
+    assert dag.span_bytes == full_bytes(SCHEMAS[ROLLOUT]) + full_bytes(SCHEMAS[REWARD]) // 4
+    assert dag.certified
 
 
 def test_nothing_is_forwarded_where_the_units_of_the_start_suffice() -> None:
@@ -352,6 +372,7 @@ def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
     goal = EMUSet(units(ACTOR, Layout(1, 2), *range(4)))
     dag = connect(start, goal, SCHEMAS, full(start, goal))
     assert dag.span_bytes == 2 * max(stored_bytes(goal, SCHEMAS).values())
+    assert dag.certified  # the last to leave does so after the first has been built
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world, full(start, goal))
     assert_holds(world, goal, SCHEMAS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, log, log1p, log2, pow
 
-from nereus.core import EMU, ModelStage
-from nereus.transition.decompose import Build, LocalDAG
+from nereus.core import ModelStage
+from nereus.transition.decompose import LocalDAG
 from nereus.transition.holders import Site
+from nereus.transition.occupancy import alone, building, builds, holding, occupied_bytes, old
+from nereus.transition.releasing import released_bytes
 
 
 def bound_bytes(
@@ -23,20 +24,22 @@ def bound_bytes(
     for local in locals_:
         own.setdefault(local.model_stage, []).append(local)
     stages = list(own.values())
-    found = max(_devices(stages), *map(_doubling, stages), _releasing(stages, used, capacity)) if stages else 0.0
+    found = (
+        max(occupied_bytes(stages), *map(_doubling, stages), released_bytes(stages, used, capacity)) if stages else 0.0
+    )
     return found if site is None or site.far == 1 else max([found, *(_crossing(parts, site) for parts in stages)])
 
 
 def _crossing(parts: Sequence[LocalDAG], site: Site) -> float:
     """A group whose unit lies on several nodes crosses them; and so does the first on a node that holds nothing."""
-    before = {site.node_of.get(device, -1) for local in parts for unit in _old(local) for device in unit.devices}
+    before = {site.node_of.get(device, -1) for local in parts for unit in old(local) for device in unit.devices}
     apart, found = set[int](), 0.0
     first: dict[int, int] = {}
-    for build in _builds(parts):
+    for build in builds(parts):
         nodes = {site.node_of.get(device, -1) for unit in build.goals for device in unit.devices}
         if len(nodes) > 1:
             apart |= nodes
-            found = max(found, site.far * build.received_bytes if _alone(build) else 0.0)
+            found = max(found, site.far * build.received_bytes if alone(build) else 0.0)
         else:
             (node,) = nodes
             first[node] = min(build.received_bytes, first.get(node, build.received_bytes))
@@ -44,73 +47,19 @@ def _crossing(parts: Sequence[LocalDAG], site: Site) -> float:
     return max(found, site.far * max(fresh, default=0))
 
 
-def _old(local: LocalDAG) -> tuple[EMU, ...]:
-    """The units of the start."""
-    return (*local.kept, *local.left)
-
-
-def _builds(parts: Iterable[LocalDAG]) -> Iterator[Build]:
-    """One of each that is alike."""
-    return (build for local in parts for build in local.builds)
-
-
-def _holding(parts: Iterable[LocalDAG]) -> int:
-    """Devices that hold a unit at the start, copies included."""
-    return sum(local.copies * sum(unit.layout.size for unit in _old(local)) for local in parts)
-
-
-def _building(parts: Iterable[LocalDAG], reading: bool = False) -> int:
-    """Devices that units are built on, copies included; with `reading`, of those that read their own sources alone."""
-    return sum(
-        local.copies * sum(len(build.acquires) for build in local.builds if build.sources or not reading)
-        for local in parts
-    )
-
-
-def _devices(stages: Sequence[Sequence[LocalDAG]]) -> float:
-    """A device takes part in one group at a time: those that build on it, and as long as all bytes need to be sent."""
-    taken: dict[int, float] = defaultdict(float)
-    copies: dict[int, int] = {}
-    sent = 0
-    for parts in stages:
-        senders = _holding(parts) + _building(parts)
-        for local in parts:
-            for unit in _old(local):
-                copies.update(dict.fromkeys(unit.devices, local.copies))
-            for build in local.builds:
-                copies.update(dict.fromkeys(build.acquires, local.copies))
-                sent += 0 if build.sources else local.copies * build.moved_bytes
-                if build.received_bytes:
-                    lasts = _lasts(build, senders)
-                    for device in build.acquires:
-                        taken[device] += lasts
-    every = sum(copies[device] * lasts for device, lasts in taken.items())
-    return max(max(taken.values(), default=0.0), (every + sent) / max(1, sum(copies.values())))
-
-
-def _lasts(build: Build, senders: int) -> float:
-    """The least that a group takes."""
-    return max(float(build.received_bytes), build.moved_bytes / senders if _alone(build) else 0.0)
-
-
-def _alone(build: Build) -> bool:
-    """Whether it makes one unit. Several may also be made one by one, for less at a time and with less room."""
-    return len(build.goals) == 1
-
-
 def _doubling(parts: Sequence[LocalDAG]) -> float:
     """While a new replica is received, as many others can be as there are devices to send: devices at most double.
 
     Units of fewer devices than one replica take longer, and may each feed one meanwhile.
     """
-    fresh = [build for build in _builds(parts) if not build.sources]
+    fresh = [build for build in builds(parts) if not build.sources]
     received = min((build.received_bytes for build in fresh), default=0)
     if not received:
         return 0.0
     size = min(len(build.acquires) for build in fresh)
-    units = [unit for local in parts for unit in _old(local)]
-    units.extend(goal for build in _builds(parts) for goal in build.goals)
-    senders = _holding(parts) + _building(parts, reading=True)
+    units = [unit for local in parts for unit in old(local)]
+    units.extend(goal for build in builds(parts) for goal in build.goals)
+    senders = holding(parts) + building(parts, reading=True)
     count = sum(local.copies * sum(not build.sources for build in local.builds) for local in parts)
     wanted = senders + count * size
     if min(unit.layout.size for unit in units) >= max(len(build.acquires) for build in fresh):
@@ -137,69 +86,3 @@ def _rounds(times: float, growth: float, first: float) -> float:
             rest = (pow(times / (1 + growth * first), 1 / (parts - 1)) - 1) / growth
             found.append(first + (parts - 1) * max(1.0, rest))
     return min(found)
-
-
-def _releasing(stages_: Sequence[Sequence[LocalDAG]], used: Mapping[int, int], capacity: Mapping[int, int]) -> float:
-    """A group that needs all units of a model-stage to leave waits until that has its first new one."""
-    waits: set[tuple[ModelStage, float, int, frozenset[ModelStage]]] = set()
-    """Model-stage, how long a group takes at least as the first and at all, and what it waits for."""
-    locals_ = [local for parts in stages_ for local in parts]
-    on = _leaving(locals_, _crowded(locals_, used, capacity))
-    left = {
-        parts[0].model_stage: sum(local.copies * len(local.left) for local in parts)
-        for parts in stages_
-        if not any(local.kept or local.elsewhere for local in parts)
-    }
-    for parts in stages_:
-        senders = _holding(parts)
-        for build in _builds(parts):
-            waited = _waited(build, on, used, capacity) if on and _alone(build) else {}
-            stages = frozenset(ms for ms, units in waited.items() if len(units) == left.get(ms))
-            first = _lasts(build, senders)
-            waits.add((parts[0].model_stage, first, build.received_bytes, stages))
-    copied: dict[ModelStage, float] = {}
-    found = 0.0
-    for _ in range(len(stages_) + 1):
-        ends: dict[ModelStage, float] = {}
-        for ms, first, received, stages in waits:
-            start = max((copied.get(other, 0.0) for other in stages), default=0.0)
-            ends[ms] = min(start + first, ends.get(ms, start + first))
-            found = max(found, start + received)
-        copied = ends
-    return max(found, max(copied.values(), default=0.0))
-
-
-def _crowded(locals_: Sequence[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> set[int]:
-    """Devices where some group has no room before anything leaves."""
-    return {
-        device
-        for local in locals_
-        for build in local.builds
-        for device, wanted in build.acquires.items()
-        if device in capacity and used.get(device, 0) + wanted > capacity[device]
-    }
-
-
-def _leaving(locals_: Sequence[LocalDAG], crowded: Collection[int]) -> dict[int, list[tuple[EMU, int]]]:
-    """Device of `crowded` → units on it that go, and their bytes there."""
-    found: dict[int, list[tuple[EMU, int]]] = defaultdict(list)
-    for local in locals_:
-        for unit in local.left if crowded else ():
-            for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
-                if device in crowded:
-                    found[device].append((unit, size))
-    return found
-
-
-def _waited(
-    build: Build, on: Mapping[int, Sequence[tuple[EMU, int]]], used: Mapping[int, int], capacity: Mapping[int, int]
-) -> dict[ModelStage, set[EMU]]:
-    """Model-stage → its units that have to leave before `build` has room."""
-    found: dict[ModelStage, set[EMU]] = {}
-    for device, wanted in build.acquires.items():
-        if device in on and (over := used.get(device, 0) + wanted - capacity[device]) > 0:
-            most = sum(size for _, size in on[device])
-            for unit, size in on[device]:
-                if most - size < over:
-                    found.setdefault(unit.model_stage, set()).add(unit)
-    return found
