@@ -105,7 +105,6 @@ class Direct:
                 self._offers[rank] = _offered(np.frombuffer(told, np.int64), self._receives[rank])
         letters.end("offers")
         self.read_by = frozenset(rank for rank, told in offers.items() if told.any())
-        self._done = _Letters(self._transport, {}, dict.fromkeys(self.read_by, 1), self._note)
 
     def pull(self, rank: int) -> None:
         """Read everything from one rank. Raises TransportError."""
@@ -126,10 +125,14 @@ class Direct:
         except TransportError as error:
             raise TransportError(f"reading from rank {rank} failed: {error}") from None
 
-    def told(self, rank: int) -> None:
-        """Let a source know that its memory is not needed any more."""
-        assert self._done is not None
-        self._done.send(rank, b"\1")
+    def tell(self) -> None:
+        """Let the sources know that their memory is not needed any more; after every message of the exchange.
+
+        Messages of a pair match in the order both sides post them.
+        """
+        self._done = _Letters(
+            self._transport, dict.fromkeys(self._offers, b"\1"), dict.fromkeys(self.read_by, 1), self._note
+        )
 
     def close(self) -> None:
         """Wait until all who read have said so."""

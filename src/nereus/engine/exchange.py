@@ -82,6 +82,7 @@ class Exchange:
                 self._finish(under_way.popleft())
             under_way.append(self._start(one, staged))
         self._act(waiting)
+        self._direct.tell()
         while under_way:
             self._finish(under_way.popleft())
         self._direct.close()
@@ -100,7 +101,6 @@ class Exchange:
         self._act(meanwhile)
         for rank in sorted(self._direct.read_from):
             self._act(partial(self._direct.pull, rank))
-            self._direct.told(rank)
 
     def _may_start(self, under_way: int, staged: tuple[int, int]) -> bool:
         room = all(ring.has_room(size) for ring, size in zip(self._rings, staged, strict=True))
