@@ -23,6 +23,7 @@ PARTS = (
     "planning",
     "bytes",
     "schedule",
+    "solver",
     "reshard",
     "extend",
     "scale_out",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from nereus.core import EMUSet, InfeasibleError, Layout, Link, ModelStage, Plan, TransitionDAG, expand
 from nereus.transition import connect, stored_bytes
+from nereus.transition.decompose import decompose
+from tests.oracles.scip_orders import solve
 from tests.oracles.shortest_orders import TooManyError, shortest_bytes
 from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, plan
 
@@ -137,6 +139,22 @@ def test_the_shortest_order_is_between_the_bound_and_ours(case: Problem) -> None
     assert best is not None, f"no order takes as little as {dag.span_bytes}"
     assert dag.bound_bytes <= best + NEAR
     assert not dag.certified or abs(best - dag.span_bytes) <= NEAR
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(limited=False))
+def test_what_scip_proves_is_between_the_shortest_order_and_ours(case: Problem) -> None:
+    """Two oracles against each other: SCIP is given the commit groups, the search finds its own."""
+    pytest.importorskip("pyscipopt")
+    ends = [(case.start.of(ms), case.goal.of(ms), SCHEMAS[ms]) for ms in case.goal.model_stages]
+    groups = [decompose(*each) for each in ends if set(each[0]) != set(each[1])]
+    ours = replace(case, far=1)
+    span = ours.connected().span_bytes
+    answer = solve(groups, {}, {}, 2.0 * span + 1, 20.0)
+    best = solved(ours)
+    assert best is not None
+    assert answer.status == "optimal"
+    assert best - NEAR <= answer.span_bytes <= span + NEAR
 
 
 def test_a_group_that_lost_a_unit_to_read_receives_what_was_there() -> None:
