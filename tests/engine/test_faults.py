@@ -77,7 +77,7 @@ def check_survivors(crew: Crew, outcome: Outcome) -> None:
 
 
 CASES = {
-    "probe": ("Merge", "transition.probe", False),
+    "probe": ("Merge", "transition.begin", True),
     "receive, Split": ("Split", "transition.apply", False),
     "receive, Extend": ("Extend", "transition.apply", False),
     "receive, Merge": ("Merge", "transition.apply", False),

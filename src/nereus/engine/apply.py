@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes whenever workers of two versions would cut the same moves into different messages."""
 
 
@@ -92,7 +92,6 @@ class Transition:
         return {
             "transition.look": self._look,
             "transition.begin": self._begin,
-            "transition.probe": self._probe,
             "transition.hash": self._hash,
             "transition.apply": self._apply,
             "transition.offload": self._offload,
@@ -108,21 +107,23 @@ class Transition:
         fields = {"logical": logical, "environment": environment(), **self._worker.memory()}
         return Message("transition.look", fields)
 
-    def _begin(self, message: Message) -> Message:
-        """Make the group of all members and expand the routes; the reply names the routes by a hash."""
-        fields = message.fields
+    def _begin(self, message: Message) -> None:
+        """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
+        fields, device = message.fields, self._worker.device
         group = self._worker.groups.make(fields["group"], fields["members"])
         dag, schemas = fields["dag"], fields["schemas"]
-        device, flows = self._worker.device, dict[str, tuple[Flow, ...]]()
+        if fingerprint(dag, schemas) != fields["routes"]:
+            raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
+        flows = dict[str, tuple[Flow, ...]]()
         for ms, schema in schemas.items():
             flows |= flows_of(dag, ms, schema, device)
         pairs = pair_bytes(dag, schemas)
         self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], flows, pairs)
-        return Message("transition.begin", {"routes": fingerprint(dag, schemas)})
+        self._probe(self._running)
 
-    def _probe(self, _: Message) -> None:
+    def _probe(self, running: _Running) -> None:
         """First bytes over each pair that will be used, so that nothing is allocated for a peer that is not there."""
-        running, device = self._context(), self._worker.device
+        device = self._worker.device
         pairs = {pair for found in running.pairs.values() for pair in found}
         ranks = {member: rank for rank, member in enumerate(running.group.members)}
         transport = Torch(running.group, self._worker.timeout_s)

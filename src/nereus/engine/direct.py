@@ -70,7 +70,13 @@ class Direct:
         self._transport, self._note = transport, note
         self._sends = {rank: _cut(parts, limit) for rank, parts in sends.items()}
         self._receives = {rank: _cut(parts, limit) for rank, parts in receives.items()}
-        staged = [part.bytes for parts in self._receives.values() for part in parts if _places(part) is None]
+        self._here = {rank: [_places(part) for part in parts] for rank, parts in self._receives.items()}
+        staged = [
+            part.bytes
+            for rank, parts in self._receives.items()
+            for part, here in zip(parts, self._here[rank], strict=True)
+            if here is None
+        ]
         self._scratch = torch.empty(max(staged, default=0), dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
         self._offers: dict[int, list[Segments]] = {}
@@ -112,14 +118,12 @@ class Direct:
         ours: list[Segments] = []
         theirs: list[Segments] = []
         try:
-            for part, there in zip(self._receives[rank], self._offers[rank], strict=True):
-                here = _places(part)
+            for part, here, there in zip(self._receives[rank], self._here[rank], self._offers[rank], strict=True):
                 if here is None:
                     self._convert(process, part, there)
                     continue
-                here, there = alike(here, there)
-                ours.append(here)
-                theirs.append(there)
+                for side, pieces in zip((ours, theirs), alike(here, there), strict=True):
+                    side.append(pieces)
             if ours:
                 process.read(np.concatenate(ours), np.concatenate(theirs))
         except TransportError as error:

@@ -138,12 +138,8 @@ class TransitionExecutor:
             "members": members,
             "timeout_s": progress.timeout_s,
         }
-        replies = self._ask(progress, members, Message("transition.begin", fields))
-        mine = fingerprint(dag, fields["schemas"])
-        for device, reply in replies.items():
-            if reply.fields["routes"] != mine:
-                raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
-        self._ask(progress, members, Message("transition.probe"))
+        fields["routes"] = fingerprint(dag, fields["schemas"])
+        self._ask(progress, members, Message("transition.begin", fields))
 
     def _checked(self, dag: TransitionDAG) -> dict[ModelStage, Digests]:
         """Replicas that a Merge reads are equal; with `verify` the digests of all that changes.

@@ -14,7 +14,7 @@ from nereus.core import Kind, Move, NereusError, TensorSpec, TransportError
 from nereus.engine.exchange import Exchange
 from nereus.engine.ledger import Ledger
 from nereus.engine.messages import Part, bundle_bytes
-from nereus.engine.positions import TORCH_DTYPES, Position, Shard, shards
+from nereus.engine.positions import TORCH_DTYPES, Position
 from nereus.engine.transports.torch import Torch
 from nereus.transition.buckets import bucket_bytes
 
@@ -50,7 +50,6 @@ class Mover:
         self._transport = transport
         self._ledger = ledger
         self._bucket_bytes = bucket_bytes(tensors, dtypes)
-        self._shards: dict[int, dict[str, Shard]] = {}
 
     def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
         """Send and receive all that concerns this device; `source` and `target` find its positions for a move.
@@ -95,18 +94,13 @@ class Mover:
 
     def _view(self, position: Position, move: Move) -> torch.Tensor:
         """The part of a stored tensor that a move names."""
-        tensor, shard = position.tensors[move.tensor, move.kind], self._shards_of(position)[move.tensor]
+        tensor, shard = position.tensors[move.tensor, move.kind], position.held[move.tensor]
         if not shard.start <= move.box.start < move.box.stop <= shard.stop:
             raise TransportError(
                 f"device {self._device}: {move.tensor} {move.kind} [{move.box.start}, {move.box.stop}) is asked for, "
                 f"{position.unit} holds [{shard.start}, {shard.stop})"
             )
         return tensor.narrow(move.box.dim, move.box.start - shard.start, move.box.stop - move.box.start)
-
-    def _shards_of(self, position: Position) -> dict[str, Shard]:
-        if id(position) not in self._shards:
-            self._shards[id(position)] = shards(position.schema, position.unit, self._device)
-        return self._shards[id(position)]
 
 
 def most_peers_of(moves: Iterable[Move]) -> int:

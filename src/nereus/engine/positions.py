@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -45,6 +45,8 @@ class Position:
     logical: LogicalState = field(default_factory=LogicalState)
     staged: bool = False
     """Whether its tensors lie in host memory for the rest of a transition."""
+    held: Mapping[str, Shard] = field(default_factory=dict)
+    """Tensor → which range of it they store."""
 
     @property
     def stored_bytes(self) -> int:
@@ -213,7 +215,7 @@ class Positions:
                         owned = shard.stop - shard.start
                         made.narrow(shard.dim, owned, shard.shape[shard.dim] - owned).zero_()
                     tensors[name, kind] = made
-        position = Position(unit, schema, tensors)
+        position = Position(unit, schema, tensors, held=held)
         self._holds[id(position)] = self._ledger.hold("state", *tensors.values())
         return position
 

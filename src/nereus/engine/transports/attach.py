@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,13 @@ class Process:
 
 def segments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> Segments:
     """The memory of a view in the order of its elements, in as few pieces as it has. `strides` in elements."""
-    run = item_bytes
+    run, wanted = item_bytes, 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and step != wanted:
+            break
+        wanted *= size
+    else:  # contiguous, as most are
+        return np.array([[address, wanted * item_bytes]], np.int64)
     starts = np.array([address], np.int64)
     for size, step in zip(reversed(shape), reversed(strides), strict=True):
         if size == 1:
@@ -124,14 +131,14 @@ def segments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], ite
 
 def alike(first: Segments, second: Segments) -> tuple[Segments, Segments]:
     """Both cut into pieces of one size; each has pieces of one size before."""
-    size = int(np.gcd(first[0, 1], second[0, 1]))
+    if first[0, 1] == second[0, 1]:
+        return first, second
+    size = gcd(int(first[0, 1]), int(second[0, 1]))
     return _cut(first, size), _cut(second, size)
 
 
 def _cut(pieces: Segments, size: int) -> Segments:
     run = int(pieces[0, 1])
-    if run == size:
-        return pieces
     starts = (pieces[:, :1] + np.arange(0, run, size, dtype=np.int64)).reshape(-1)
     return np.stack([starts, np.full_like(starts, size)], axis=1)
 
