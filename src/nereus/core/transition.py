@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -246,36 +246,40 @@ class Lot:
         return f"{primitive}@{self.copies[0][0]}"
 
     def parts(self) -> Iterator[tuple[tuple[Primitive, ...], tuple[Edge, ...]]]:
-        """Primitives and edges of each copy. The first device of a copy marks their names."""
-        own = self.copies[0]
+        """Primitives and edges of each copy."""
         for copy in self.copies:
-            at, mark = dict(zip(own, copy, strict=True)), f"@{copy[0]}"
-            units: dict[EMU, EMU] = {}
-
-            def there(unit: EMU, units: dict[EMU, EMU] = units, at: Mapping[int, int] = at) -> EMU:
-                if unit not in units:
-                    devices = tuple(map(at.__getitem__, unit.devices))
-                    units[unit] = EMU(unit.model_stage, unit.layout, devices)
-                return units[unit]
-
-            yield (
-                tuple(_elsewhere(primitive, there, at, mark) for primitive in self.dag.primitives),
-                tuple(Edge(edge.earlier + mark, edge.later + mark, edge.kind) for edge in self.dag.edges),
-            )
+            there = _Elsewhere(self.copies[0], copy)
+            edges = [Edge(edge.earlier + there.mark, edge.later + there.mark, edge.kind) for edge in self.dag.edges]
+            yield tuple(map(there.primitive, self.dag.primitives)), tuple(edges)
 
 
-def _elsewhere(primitive: Primitive, there: Callable[[EMU], EMU], at: Mapping[int, int], mark: str) -> Primitive:
-    """The same on other devices."""
-    changes: dict[str, Any] = {
-        "id": primitive.id + mark,
-        "group": primitive.group + mark,
-        "sources": tuple(map(there, primitive.sources)),
-        "targets": tuple(map(there, primitive.targets)),
-    }
-    for name in ("acquires", "releases", "hosts"):
-        if sizes := getattr(primitive, name, None):
-            changes[name] = {at[device]: size for device, size in sizes.items()}
-    return replace(primitive, **changes)
+class _Elsewhere:
+    """Takes what happens on some devices to others. The first of those marks its names."""
+
+    def __init__(self, here: tuple[int, ...], there: tuple[int, ...]) -> None:
+        self.mark = f"@{there[0]}"
+        self._at = dict(zip(here, there, strict=True))
+        self._units: dict[EMU, EMU] = {}
+
+    def unit(self, unit: EMU) -> EMU:
+        """The same unit there."""
+        if unit not in self._units:
+            devices = tuple(map(self._at.__getitem__, unit.devices))
+            self._units[unit] = EMU(unit.model_stage, unit.layout, devices)
+        return self._units[unit]
+
+    def primitive(self, primitive: Primitive) -> Primitive:
+        """The same primitive there."""
+        changes: dict[str, Any] = {
+            "id": primitive.id + self.mark,
+            "group": primitive.group + self.mark,
+            "sources": tuple(map(self.unit, primitive.sources)),
+            "targets": tuple(map(self.unit, primitive.targets)),
+        }
+        for name in ("acquires", "releases", "hosts"):
+            if sizes := getattr(primitive, name, None):
+                changes[name] = {self._at[device]: size for device, size in sizes.items()}
+        return replace(primitive, **changes)
 
 
 @dataclass(frozen=True, slots=True)

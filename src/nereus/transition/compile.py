@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nereus.core import (
@@ -68,14 +68,14 @@ def connect(
     site = Site(node_of or {}, _far(links))
     used = stored_bytes(start, schemas, other_bytes) if capacity else {}
     memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
-    parts: tuple[Alike, ...] = ()
     if changed and all(start.blocks(ms) and goal.blocks(ms) for ms in changed):
-        parts = fold(start, goal, changed, schemas, Space(used, capacity, buffer_bytes, site.node_of))
-    if len(parts) > 1 or (parts and len(parts[0].devices) > 1):
-        try:
-            return _of_parts(start, goal, parts, changed, schemas, memory, site)
-        except BlockedError:  # ordered as a whole, a part may get help from others
-            pass
+        space = Space(used, capacity, buffer_bytes, site.node_of)
+        parts = fold(start, goal, changed, schemas, space)
+        if sum(len(part.devices) for part in parts) > 1:
+            try:
+                return _of_parts(start, goal, parts, schemas, memory, site)
+            except BlockedError:  # ordered as a whole, a part may get help from others
+                pass
     return _whole(start, goal, changed, schemas, memory, site, host_bytes or {})
 
 
@@ -83,26 +83,28 @@ def _of_parts(
     start: EMUSet,
     goal: EMUSet,
     parts: Sequence[Alike],
-    changed: Sequence[ModelStage],
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
 ) -> TransitionDAG:
-    """Each part ordered on its own. Raises BlockedError when one of them has no order that fits."""
-    subs = {ms: Layout.common(*_layouts(ms, start, goal)) for ms in changed}
-    kept = {ms for ms in changed if _keeps(start, goal, ms)}
+    """Each part ordered on its own. Raises BlockedError when one of them has no order that fits.
+
+    A part that has units of a model-stage before and after always has a whole one, so that all may leave where no new
+    one is made.
+    """
     lots: list[Lot] = []
     every: list[LocalDAG] = []
     for part in parts:
-        locals_ = [
-            decompose(part.start.of(ms), part.goal.of(ms), schemas[ms], (), site.node_of, subs[ms], ms in kept)
-            for ms in changed
-            if part.start.of(ms) or part.goal.of(ms)
-        ]
+        locals_: list[LocalDAG] = []
+        for ms in sorted({*part.start.model_stages, *part.goal.model_stages}, key=lambda ms: ms.sort_key):
+            sub = Layout.common(*(block.layout for units in (start, goal) for block in units.blocks(ms)))
+            ends = part.start.of(ms), part.goal.of(ms)
+            copied = ms in part.stays or not ends[1]
+            locals_.append(decompose(*ends, schemas[ms], (), site.node_of, sub, copied))
+            every.append(replace(locals_[-1], copies=len(part.devices), elsewhere=ms in part.stays))
         own = _within(memory, part.devices[0].tolist())
         dag = _ordered(part.start, part.goal, locals_, schemas, own, site)
         lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
-        every.extend(replace(local, copies=len(part.devices)) for local in locals_)
     span = max(lot.dag.span_bytes for lot in lots)
     least = bound_bytes(every, memory.used, memory.capacity, site)
     return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, span, round(least))
@@ -115,16 +117,6 @@ def _within(memory: Memory, devices: Collection[int]) -> Memory:
         for sizes in (memory.used, memory.capacity, memory.other)
     )
     return Memory(used, capacity, other, memory.buffer_bytes)
-
-
-def _layouts(ms: ModelStage, *ends: EMUSet) -> Iterator[Layout]:
-    return (block.layout for units in ends for block in units.blocks(ms))
-
-
-def _keeps(start: EMUSet, goal: EMUSet, ms: ModelStage) -> bool:
-    """Whether a unit of the model-stage is in both."""
-    after = {block.layout: block.devices for block in goal.blocks(ms)}
-    return any(not set(block.devices).isdisjoint(after.get(block.layout, ())) for block in start.blocks(ms))
 
 
 def _ordered(

@@ -1,37 +1,39 @@
 """Which parts of a transition are alike but for their devices, so that one order does for all of them.
 
-Devices that a unit or a node ties together are one *cell*. Nothing but state that is read from elsewhere joins cells,
-so cells that hold what others need are dealt to those, as evenly as there are holders: a *lot* is a set of cells that
-needs no device outside, and is ordered as a transition of its own.
+Devices that a unit or a node ties together are one *cell*. Nothing but state that is read from elsewhere joins cells: a
+*lot* is a set of cells that needs no device outside, and is ordered as a transition of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import compress, count
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from nereus.core import EMUBlock, EMUSet, ModelStage, StateSchema
+from nereus.transition.lots import Flags, Needs, lots_of
 from nereus.transition.profile import Ints
 from nereus.transition.sizes import sizes_of
 
-Flags = NDArray[np.bool_]
 AMPLE = np.iinfo(np.int64).max
 """Stands for memory that can never run short."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alike:
-    """(lots, devices) device numbers of lots that are alike, each in ascending order; and the units on the first."""
+    """(lots, devices) device numbers of lots that are alike, each in ascending order; and the units on the first.
+
+    Of the model-stages `stays` a unit stays for good, there or elsewhere.
+    """
 
     devices: Ints
     start: EMUSet
     goal: EMUSet
+    stays: frozenset[ModelStage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +58,6 @@ class _Block:
     """(units, positions): devices, numbered in ascending order."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Needs:
-    """(model-stages, cells or lots): whether it holds, makes, gives up units, or makes some from units elsewhere."""
-
-    holds: Flags
-    makes: Flags
-    leaves: Flags
-    takes: Flags
-
-    def unmet(self, kept: Flags) -> Flags:
-        """The same shape: what cannot be on its own. A model-stage that keeps a unit somewhere may leave anywhere."""
-        found: Flags = (self.takes & ~self.holds) | (self.leaves & ~self.makes & ~kept[:, None])
-        return found
-
-    def joined(self, lot_of: Ints, lots: int) -> _Needs:
-        """Of lots, from those of their cells."""
-        return _Needs(*(_joined(each, lot_of, lots) for each in (self.holds, self.makes, self.leaves, self.takes)))
-
-
 def fold(
     start: EMUSet,
     goal: EMUSet,
@@ -88,20 +71,18 @@ def fold(
     free = _free(devices, blocks, schemas, changed, space)
     cell_of = _cells(blocks, node)
     cells = int(cell_of.max()) + 1
-    needs, kept = _needs(blocks, cell_of, len(changed), cells)
-    unmet = needs.unmet(kept)
+    needs, stays = _needs(blocks, cell_of, len(changed), cells)
     lot_of = cell_of
-    if unmet.any():
+    if needs.unread.any() or (needs.wanted.any(axis=1) & needs.idle.any(axis=1)).any():
         alike = np.empty(cells, dtype=np.int64)
         for number, (members, _) in enumerate(_alike(cell_of, blocks, node, free)):
             alike[members] = number
-        lot_of = _dealt(needs, kept, unmet, alike)[cell_of]
+        lot_of = lots_of(needs, alike)[cell_of]
     found: list[Alike] = []
-    for members, of_lot in _alike(lot_of, blocks, node, free):
-        first = np.zeros(int(lot_of.max()) + 1, dtype=bool)
-        first[members[0]] = True
-        ends = (EMUSet.of_blocks(_only(blocks, side, first[lot_of])) for side in (0, 1))
-        found.append(Alike(devices[of_lot], *ends))
+    for lots, of_lot in _alike(lot_of, blocks, node, free):
+        here = lot_of == lots[0]
+        ends = [EMUSet.of_blocks(_only(blocks, side, here)) for side in (0, 1)]
+        found.append(Alike(devices[of_lot], ends[0], ends[1], frozenset(compress(changed, stays))))
     return tuple(found)
 
 
@@ -172,28 +153,25 @@ def _cells(blocks: Iterable[_Block], node: Ints) -> Ints:
     return found
 
 
-def _needs(blocks: Sequence[_Block], cell_of: Ints, stages: int, cells: int) -> tuple[_Needs, Flags]:
+def _needs(blocks: Sequence[_Block], cell_of: Ints, stages: int, cells: int) -> tuple[Needs, Flags]:
     """What each cell needs; and the model-stages that keep a unit somewhere."""
-    holds, makes, leaves, takes = (np.zeros((stages, cells), dtype=bool) for _ in range(4))
-    kept = np.zeros(stages, dtype=bool)
+    held, wanted = (np.zeros((stages, cells), dtype=np.int64) for _ in range(2))
+    stays = np.zeros(stages, dtype=bool)
     for stage in range(stages):
         before, after = ([b for b in blocks if b.stage == stage and b.side == side] for side in (0, 1))
-        stays = {b.units.layout: set(b.units.devices) for b in before}
-        old = {b.units.layout: set(b.units.devices) for b in after}
+        old, new = ({b.units.layout: set(b.units.devices) for b in each} for each in (before, after))
         left = np.zeros(len(cell_of), dtype=bool)
         for block in before:
-            goes = _not_in(block, old.get(block.units.layout))
-            kept[stage] |= not goes.all()
+            goes = _not_in(block, new.get(block.units.layout))
+            stays[stage] |= not goes.all()
             left[block.rows[goes]] = True
             home = cell_of[block.rows[:, 0]]
-            holds[stage, home] = True
-            leaves[stage, home[goes]] = True
+            held[stage] += np.bincount(home, minlength=cells) * block.units.layout.size
         for block in after:
-            new = _not_in(block, stays.get(block.units.layout))
             home = cell_of[block.rows[:, 0]]
-            makes[stage, home] = True
-            takes[stage, home[new & ~left[block.rows].any(axis=1)]] = True
-    return _Needs(holds, makes, leaves, takes), kept
+            lacking = _not_in(block, old.get(block.units.layout)) * (~left[block.rows]).sum(axis=1)
+            wanted[stage] += np.bincount(home, lacking, minlength=cells).astype(np.int64)
+    return Needs(held, wanted), stays
 
 
 def _not_in(block: _Block, others: set[tuple[int, ...]] | None) -> Flags:
@@ -201,34 +179,6 @@ def _not_in(block: _Block, others: set[tuple[int, ...]] | None) -> Flags:
     if not others:
         return np.ones(len(block.rows), dtype=bool)
     return np.array([devices not in others for devices in block.units.devices])
-
-
-def _dealt(needs: _Needs, kept: Flags, unmet: Flags, alike: Ints) -> Ints:
-    """(cells,): the lot of each: as many as can be, so that each has what it needs."""
-    wanted = unmet.any(axis=1)
-    helps = (needs.holds | needs.makes)[wanted].any(axis=0)
-    joining = np.flatnonzero(helps | unmet.any(axis=0))
-    short_of = [
-        needs.holds[stage] if needs.takes[stage].any() else needs.makes[stage] for stage in np.flatnonzero(wanted)
-    ]
-    keys = [alike[joining], *(~each[joining] for each in reversed(short_of))]
-    joining = joining[np.lexsort(keys)]
-    lots = min(int(each.sum()) for each in (*short_of, *unmet[wanted]))
-    while True:
-        lot_of = np.full(len(alike), -1)
-        lot_of[joining] = np.arange(len(joining)) % lots
-        alone = lot_of < 0
-        lot_of[alone] = lots + np.arange(int(alone.sum()))
-        if lots == 1 or not needs.joined(lot_of, int(lot_of.max()) + 1).unmet(kept).any():
-            return lot_of
-        lots //= 2
-
-
-def _joined(flags: Flags, lot_of: Ints, lots: int) -> Flags:
-    found = np.zeros((len(flags), lots), dtype=bool)
-    for stage, own in enumerate(flags):
-        found[stage, lot_of[own]] = True
-    return found
 
 
 def _alike(lot_of: Ints, blocks: Sequence[_Block], node: Ints, free: Ints) -> list[tuple[Ints, Ints]]:
