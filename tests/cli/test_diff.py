@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -205,17 +205,44 @@ def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> 
         part = answer
         for key in path[:-1]:
             part = part[key]
-        assert path[-1] in part
+        assert not isinstance(part, dict) or path[-1] in part
         part[path[-1]] = value
         bad.write_text(json.dumps(answer))
         return nereus("diff", bad, first)
 
     kind = next(iter(cluster(4).kinds))
-    refused(said("workload", "prompts", value=inf), 2, "bad.json", "cannot read Workload")
+    refused(said("workload", "prompts", value=inf), 2, "bad.json", "workload.prompts: Infinity", "a whole number")
     refused(said("workload", "prompt", "maximum", value=inf), 2, "bad.json", "finite")
     refused(said("cluster", "kinds", kind, "memory_bytes_per_s", value=0), 2, "memory_bytes_per_s 0.0", "more than 0")
     recompute = ("plan", "assignments", 0, "candidate", "recompute")
     refused(said(*recompute, value="half"), 2, "recompute 'half'", "none, selective, full")
+    candidate, place = ("plan", "assignments", 1, "candidate"), "plan.assignments[1].candidate"
+    tp = (*candidate, "layout", "tp")
+    refused(said(*tp, value="2"), 2, f'{place}.layout.tp: "2", expected a whole number')
+    refused(said(*tp, value=2.0), 2, f"{place}.layout.tp: 2.0, expected a whole number")
+    refused(said(*tp, value=None), 2, f"{place}.layout.tp: null, expected a whole number")
+    refused(said(*tp, value=0), 2, f"{place}.layout: layout tp=0", "at least 1")
+    refused(said(*candidate, "offload", value="no"), 2, f'{place}.offload: "no", expected true or false')
+    refused(said(*candidate, "model_stage", value=3), 2, f"{place}.model_stage: 3, expected a model-stage")
+    refused(said(*candidate, "layout", value={"tp": 1, "pipeline": 2}), 2, f"{place}.layout: Layout has no field", "pp")
+    refused(said(*candidate, "layout", value=[1, 2]), 2, f"{place}.layout: [1, 2], expected an object", "Layout")
+    refused(said("plan", "assignments", 0, "units", 0, value=7), 2, "plan.assignments[0].units[0]: 7, expected a list")
+    refused(said("plan", "assignments", 0, value={}), 2, "plan.assignments[0]: Assignment needs candidate, units")
+    refused(said("cluster", "nodes", 0, "node", value="a"), 2, 'cluster.nodes[0].node: "a", expected a whole number')
+    refused(said("cluster", "nodes", 0, "ids", value="3-1"), 2, "ids of node 0: '3-1'", "rise")
+    for rate in (0, -1.0, nan, inf):
+        refused(said("cluster", "links", "intra", "bytes_per_s", value=rate), 2, "cluster.links.intra", "bytes_per_s")
+    refused(said("cluster", "links", "intra", "latency_s", value=-1), 2, "latency_s -1.0", "at least 0")
+    refused(said("cluster", "kinds", kind, "memory_bytes", value=-5), 2, "memory_bytes -5", "more than 0")
+
+
+@pytest.mark.parametrize("key", ["plan", "workflow", "workload", "cluster"])
+def test_what_an_answer_lacks_is_named(key: str, nereus: Command, tmp_path: Path) -> None:
+    first, bad = written(tmp_path, "a", A), tmp_path / "bad.json"
+    answer = json.loads(first.read_text())
+    del answer[key]
+    bad.write_text(json.dumps(answer))
+    refused(nereus("diff", bad, first), 2, "bad.json", "no plan" if key == "plan" else f"there is no {key}")
 
 
 def test_too_little_memory_is_an_error_of_its_own(nereus: Command, tmp_path: Path) -> None:

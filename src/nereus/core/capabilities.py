@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nereus.core.errors import SettingsError
 from nereus.core.model_stage import ModelStage
+from nereus.core.plan import RECOMPUTE
 
 PLACEMENTS = ("any", "colocated", "disaggregated")
 
@@ -47,9 +48,9 @@ class Capabilities:
     pins: Mapping[ModelStage, Pin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = set(self.recompute) - {"none", "selective", "full"}
+        unknown = set(self.recompute) - set(RECOMPUTE)
         if unknown:
-            raise SettingsError(f"capabilities: recompute {sorted(unknown)}, valid: none, selective, full")
+            raise SettingsError(f"capabilities: recompute {sorted(unknown)}, valid: {', '.join(RECOMPUTE)}")
         if self.dp not in ("any", "powers"):
             raise SettingsError(f"capabilities: dp {self.dp!r}, valid: any, powers")
         if self.placement not in PLACEMENTS:

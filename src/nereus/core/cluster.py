@@ -29,10 +29,9 @@ class DeviceKind:
     """Fitted constants of the cost model by name; those not given take its conservative start values."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.memory_bytes_per_s < inf:
-            raise SettingsError(
-                f"device kind {self.name}: memory_bytes_per_s {self.memory_bytes_per_s} must be more than 0 and finite"
-            )
+        for name in ("memory_bytes", "memory_bytes_per_s", "speed"):
+            if not 0 < (value := getattr(self, name)) < inf:
+                raise SettingsError(f"device kind {self.name}: {name} {value} must be more than 0 and finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,12 @@ class Link:
     latency_s: float
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Fitted constants of the cost model by name, such as how an all-reduce scales with its ranks."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_per_s < inf:
+            raise SettingsError(f"link: bytes_per_s {self.bytes_per_s}, must be above 0 and finite")
+        if not 0 <= self.latency_s < inf:
+            raise SettingsError(f"link: latency_s {self.latency_s}, must be at least 0 and finite")
 
 
 @dataclass(frozen=True, slots=True)

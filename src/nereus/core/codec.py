@@ -6,9 +6,11 @@ text that their type can read back (`actor/training`, `3`).
 
 from __future__ import annotations
 
+import json
 import types
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -41,32 +43,99 @@ def encode(value: Any) -> Any:
     return value
 
 
-def decode(kind: type[T] | Any, data: Any) -> T:
-    """A value of type `kind` from what `encode` wrote. Raises SettingsError for data of another shape."""
+def decode(kind: type[T] | Any, data: Any, at: str = "") -> T:
+    """A value of type `kind` from what `encode` wrote; `at` is the key under which it stands.
+
+    Raises SettingsError for data of another shape: where in the data, what stands there and what is expected.
+    """
     try:
-        result: T = _decode(kind, data)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise SettingsError(f"cannot read {getattr(kind, '__name__', kind)}: {error!r}") from None
+        result: T = _decode(kind, data, at)
+    except _Mismatch as error:
+        where = "".join(reversed(error.path)).removeprefix(".")
+        name = getattr(kind, "__name__", kind)
+        raise SettingsError(f"{where}: {error.text}" if where else f"cannot read {name}: {error.text}") from None
     return result
 
 
-def _decode(kind: Any, data: Any) -> Any:
+class _Mismatch(Exception):
+    """Something stands where it cannot; `path` grows from there outwards."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path: list[str] = []
+
+
+def _decode(kind: Any, data: Any, at: str = "") -> Any:
+    """`at` is the last step of the way to `data`."""
+    if type(data) is kind:  # most values are plain numbers
+        return data
+    try:
+        return _value(kind, data)
+    except _Mismatch as error:
+        error.path.append(at)
+        raise
+    except SettingsError as error:
+        mismatch = _Mismatch(str(error))
+        mismatch.path.append(at)
+        raise mismatch from None
+
+
+def _value(kind: Any, data: Any) -> Any:
     if kind is Any or kind is None or kind is type(None):
         return data
-    if kind is ModelStage:
-        return ModelStage.parse(data)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _union(args, data)
     if origin is not None:
         return _container(origin, args, data)
+    if kind is ModelStage:
+        return ModelStage.parse(_plain(str, data, "a model-stage such as actor/training"))
     if isinstance(kind, type) and is_dataclass(kind):
-        actual = _subclass(kind, data.get("type"))
-        hints = _hints(actual)
-        return actual(**{key: _decode(hints[key], item) for key, item in data.items() if key != "type"})
+        return _record(kind, _plain(dict, data, f"an object with the fields of {kind.__name__}"))
+    if issubclass(kind, Enum):
+        if data not in tuple(member.value for member in kind):
+            raise _Mismatch(f"{_shown(data)}, valid: {', '.join(str(member.value) for member in kind)}")
+        return kind(data)
     if kind is float:
+        return _number(data)
+    return _plain(kind, data, WORDS.get(kind, kind.__name__))
+
+
+WORDS = {int: "a whole number", bool: "true or false", str: "a text"}
+
+
+def _plain(kind: type, data: Any, expected: str) -> Any:
+    if type(data) is not kind:
+        raise _Mismatch(f"{_shown(data)}, expected {expected}")
+    return data
+
+
+def _number(data: Any) -> float:
+    if data in ("inf", "-inf") or (isinstance(data, int | float) and not isinstance(data, bool)):
         return float(data)
-    return kind(data)
+    raise _Mismatch(f"{_shown(data)}, expected a number")
+
+
+def _shown(data: Any) -> str:
+    """A value as JSON has it, cut short."""
+    text = json.dumps(data, default=str)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+SHOWN = 40
+
+
+def _record(kind: type, data: Mapping[str, Any]) -> Any:
+    actual = _subclass(kind, data.get("type"))
+    hints, known = _hints(actual), _fields(actual)
+    for key in data:
+        if key != "type" and key not in known:
+            valid = get_close_matches(key, known, 1) or known
+            raise _Mismatch(f"{actual.__name__} has no field {_shown(key)}, valid: {', '.join(valid)}")
+    if missing := [name for name, needed in known.items() if needed and name not in data]:
+        raise _Mismatch(f"{actual.__name__} needs {', '.join(missing)}")
+    return actual(**{key: _decode(hints[key], item, f".{key}") for key, item in data.items() if key != "type"})
 
 
 def _union(args: tuple[Any, ...], data: Any) -> Any:
@@ -75,26 +144,40 @@ def _union(args: tuple[Any, ...], data: Any) -> Any:
     members = [member for member in args if member is not type(None)]
     if isinstance(data, dict) and "type" in data:
         members = [member for member in members if getattr(member, "__name__", "") == data["type"]] or members
-    return _decode(members[0], data)
+    return _value(members[0], data)
 
 
 def _container(origin: Any, args: tuple[Any, ...], data: Any) -> Any:
-    if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_decode(args[0], item) for item in data)
-        return tuple(_decode(arg, item) for arg, item in zip(args, data, strict=True))
-    if origin is frozenset:
-        return frozenset(_decode(args[0], item) for item in data)
     if issubclass(origin, Mapping):
-        return {_decode(args[0], key): _decode(args[1], item) for key, item in data.items()}
-    if issubclass(origin, Sequence | Collection):
-        return tuple(_decode(args[0], item) for item in data)
-    raise TypeError(f"no reader for {origin}")
+        _plain(dict, data, "an object")
+        return {_key(args[0], key): _decode(args[1], item, f".{key}") for key, item in data.items()}
+    _plain(list, data, "a list")
+    kinds = args[:1] * len(data) if len(args) == 1 or args[1] is Ellipsis else args
+    if len(kinds) != len(data):
+        raise _Mismatch(f"{_shown(data)}, expected a list of {len(kinds)}")
+    found = (_decode(kind, item, f"[{at}]") for at, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+    return frozenset(found) if origin is frozenset else tuple(found)
+
+
+def _key(kind: Any, text: str) -> Any:
+    """Of a mapping: text that its type can read back."""
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise _Mismatch(f"{_shown(text)} is no key, expected a whole number") from None
+    return _value(kind, text)
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+@cache
+def _fields(kind: type) -> dict[str, bool]:
+    """Name → whether it has to be given."""
+    return {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind) if f.init}
 
 
 def _subclass(kind: type, name: str | None) -> type:
@@ -105,4 +188,4 @@ def _subclass(kind: type, name: str | None) -> type:
     for child in reversed(children):
         if child.__name__ == name:
             return child
-    raise SettingsError(f"{name!r} is not a kind of {kind.__name__}")
+    raise _Mismatch(f"{_shown(name)} is not a kind of {kind.__name__}")

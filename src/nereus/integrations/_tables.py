@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from nereus.core.plan import RECOMPUTE
 from nereus.integrations._keys import Keys
 from nereus.integrations.imported import Part
-
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereus.core import Capabilities, Pin, SettingsError, Stage, Workflow
+from nereus.core.plan import RECOMPUTE
 
 PLACED = {
     "colocated": "all roles take turns on the same devices",
@@ -78,7 +79,7 @@ class Trainer:
 
     @property
     def _recompute(self) -> tuple[str, ...]:
-        return ("none", "selective", "full") if self.cuts else ("none", "full")
+        return RECOMPUTE if self.cuts else ("none", "full")
 
     def capabilities(self, workflow: Workflow, placement: str, cp: int = 1, tp: int = 1) -> Capabilities:
         """FSDP and DeepSpeed shard, DTensor cuts by TP, Megatron by PP too; all of them offload.

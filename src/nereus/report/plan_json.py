@@ -135,21 +135,41 @@ def read(path: Path) -> Saved:
         raise SettingsError(f"{path}: holds no plan: {data.get('shortage')}")
     try:
         return Saved(
-            codec.decode(Plan, data["plan"]),
-            codec.decode(Workflow, data["workflow"]),
-            codec.decode(Workload, data["workload"]),
-            _read_cluster(data["cluster"]),
+            _part(Plan, data, "plan"),
+            _part(Workflow, data, "workflow"),
+            _part(Workload, data, "workload"),
+            _read_cluster(data),
         )
-    except (SettingsError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except SettingsError as error:
         raise SettingsError(f"{path}: not an answer of `nereus plan --json`: {error}") from None
 
 
-def _read_cluster(data: Any) -> Cluster:
-    devices = [
-        Device(device, int(entry["node"]), str(entry["kind"]))
-        for entry in data["nodes"]
-        for device in numbers(entry["ids"])
-    ]
-    kinds: dict[str, DeviceKind] = codec.decode(Mapping[str, DeviceKind], data["kinds"])
-    links: dict[str, Link] = codec.decode(Mapping[str, Link], data["links"])
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One row of the cluster's nodes. `ids` as in `0-7, 12`."""
+
+    node: int
+    kind: str
+    ids: str
+
+
+def _read_cluster(data: Mapping[str, Any]) -> Cluster:
+    cluster: Mapping[str, Any] = _part(Mapping[str, Any], data, "cluster")
+    nodes: tuple[_Node, ...] = _part(tuple[_Node, ...], cluster, "nodes", "cluster.")
+    kinds: Mapping[str, DeviceKind] = _part(Mapping[str, DeviceKind], cluster, "kinds", "cluster.")
+    links: Mapping[str, Link] = _part(Mapping[str, Link], cluster, "links", "cluster.")
+    devices = [Device(number, each.node, each.kind) for each in nodes for number in _ids(each)]
     return Cluster(tuple(sorted(devices, key=lambda device: device.id)), kinds, links)
+
+
+def _part(kind: Any, data: Mapping[str, Any], key: str, within: str = "") -> Any:
+    if key not in data:
+        raise SettingsError(f"there is no {within}{key}")
+    return codec.decode(kind, data[key], f"{within}{key}")
+
+
+def _ids(each: _Node) -> list[int]:
+    try:
+        return numbers(each.ids)
+    except ValueError as error:
+        raise SettingsError(f"cluster.nodes: ids of node {each.node}: {error}") from None

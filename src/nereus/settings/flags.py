@@ -20,6 +20,7 @@ from nereus.core import (
     Workload,
     plugins,
 )
+from nereus.core.plan import RECOMPUTE
 from nereus.core.ports import Algorithm
 from nereus.cost import lengths as distribution
 from nereus.integrations import hosts
@@ -39,7 +40,7 @@ SEQUENCES = 1024
 ANY_HOST = Host()
 SAMPLES = {"grpo": 8}
 """Responses of a prompt where none is given: a group to compare, else one."""
-ABLE = Capabilities(recompute=("none", "selective", "full"))
+ABLE = Capabilities(recompute=RECOMPUTE)
 """What every host of a plan can do; more is asked for by flags."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nereus.core import SettingsError
+from nereus.core.plan import RECOMPUTE
 
-RECOMPUTE = ("none", "selective", "full")
 ZERO = (0, 1, 2, 3)
 DP = ("any", "powers")
 

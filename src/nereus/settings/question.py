@@ -8,12 +8,13 @@ from pathlib import Path
 
 from nereus import settings as build
 from nereus.core import Capabilities, ModelStage, Pin, Plan, SettingsError
+from nereus.core.plan import RECOMPUTE
 from nereus.planning.legal import check_pins
 from nereus.planning.problem import Problem
 from nereus.settings.pins import check_pin_devices, parse_pin
 
 WIDEST = Capabilities(
-    recompute=("none", "selective", "full"),
+    recompute=RECOMPUTE,
     zero=(0, 1, 2, 3),
     expert_parallel=True,
     sequence_parallel=True,
