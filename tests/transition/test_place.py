@@ -158,7 +158,7 @@ def test_units_are_kept_as_if_one_after_another_looked_for_its_slot(
             named[named.index(b)] = named[a]
         named[a] = b
     old_rows, slots = (np.array(each).reshape(-1, size) for each in (old, named))
-    found = keep(old_rows, slots, None if one_node else ByDevice(nodes))
+    found = keep(old_rows, slots, np.zeros_like if one_node else ByDevice(nodes))
     expected = kept_one_by_one(old_rows.tolist(), slots.tolist(), nodes)
     assert {slot: unit for slot, unit in enumerate(found.tolist()) if unit >= 0} == expected
 

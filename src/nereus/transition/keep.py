@@ -8,10 +8,10 @@ import numpy as np
 
 from nereus.transition.deal import distinct
 from nereus.transition.profile import Ints
-from nereus.transition.rows import ByDevice, looked_up
+from nereus.transition.rows import Lookup, looked_up
 
 
-def keep(units: Ints, slots: Ints, nodes: ByDevice | None) -> Ints:
+def keep(units: Ints, slots: Ints, nodes: Lookup) -> Ints:
     """(slots,): the unit that takes each slot, -1: none. `units` and `slots` are rows of as many devices each.
 
     First where the devices are the same, then where they are all in some slot: in the slot that shares most devices
@@ -45,9 +45,7 @@ def _fill(found: Ints, rest: Ints, unfilled: Ints, slot_of: Ints, patterns: tupl
             del slots[slot]
 
 
-def _patterns(units: Ints, slots: Ints, nodes: ByDevice | None) -> tuple[Ints, Ints]:
-    """Numbers for rows of devices, equal where all positions are on the same nodes; without `nodes` all are."""
-    if nodes is None:
-        return np.zeros(len(units), dtype=np.int64), np.zeros(len(slots), dtype=np.int64)
+def _patterns(units: Ints, slots: Ints, nodes: Lookup) -> tuple[Ints, Ints]:
+    """Numbers for rows of devices, equal where all positions are on the same nodes."""
     _, numbers = distinct(nodes(np.concatenate([units, slots])))
     return numbers[: len(units)], numbers[len(units) :]

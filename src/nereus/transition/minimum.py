@@ -43,8 +43,7 @@ def minimum_on_nodes(schema: StateSchema, start: Sequence[EMUBlock], goal: EMUBl
     """M* where the positions that `goal` has on one node stay together on one node."""
     size, devices = goal.layout.size, rows_of(goal).ravel()
     overlap, held = overlaps(start, goal.layout, schema, devices)
-    nodes = ByDevice(node_of)(devices)
-    chosen = deal(devices, held, devices, overlap, (nodes, nodes))
+    chosen = deal(devices, held, devices, overlap, ByDevice(node_of))
     kept = overlap[looked_up(chosen, devices, held, -1), np.arange(len(chosen)) % size]
     return int(sizes_of(schema).owned(goal.layout).sum()) * len(goal.devices) - int(kept.sum())
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from nereus.core import EMUBlock, Layout, ModelStage
 from nereus.transition.profile import Ints
 
+Lookup = Callable[[Ints], Ints]
+"""(...,) devices → the number of each, in the same shape."""
 SPREAD = 8
 """Device numbers up to so many times their count are looked up in a table, wider spread ones in a sorted list."""
 
