@@ -104,7 +104,9 @@ def _of_parts(
             every.append(replace(locals_[-1], copies=len(part.devices), elsewhere=ms in part.stays))
         own = _within(memory, part.devices[0].tolist())
         dag = _ordered(part.start, part.goal, locals_, schemas, own, site)
-        lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
+        if not dag.idle:
+            lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
+    lots.sort(key=lambda lot: lot.dag.primitives[0].model_stage.sort_key)
     span = max(lot.dag.span_bytes for lot in lots)
     least = bound_bytes(every, memory.used, memory.capacity, site)
     return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, span, round(least))
