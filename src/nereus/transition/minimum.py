@@ -18,6 +18,8 @@ from nereus.transition.sizes import sizes_of
 
 EXPANDED = 128
 """Up to so many devices, or classes of as many alike, are assigned one by one."""
+AMPLE = 1 << 60
+"""Bytes that no table holds."""
 
 
 def minimum_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
@@ -57,8 +59,8 @@ def _most(table: Ints, supply: Ints, demand: Ints) -> int:
         whole = table[np.ix_(rows, columns)]
         return common * int(whole[linear_sum_assignment(whole, maximize=True)].sum())
     dealt = _greedily(table, supply, demand)
-    if dealt == min(supply @ table.max(axis=1), demand @ table.max(axis=0)):
-        return common * dealt
+    if _cannot_be_better(table, supply, demand, dealt):
+        return common * int((table * dealt).sum())
     rows, columns = np.nonzero(table)
     index = np.arange(len(rows))
     ends = np.concatenate([rows, columns + len(supply)])
@@ -70,19 +72,35 @@ def _most(table: Ints, supply: Ints, demand: Ints) -> int:
     return common * int((np.rint(found.x).astype(np.int64) * worth).sum())
 
 
-def _greedily(table: Ints, supply: Ints, demand: Ints) -> int:
-    """What is reached by giving the most valuable pairs as much as there is, one after another."""
-    left, open_, worth = supply.tolist(), demand.tolist(), 0
+def _greedily(table: Ints, supply: Ints, demand: Ints) -> Ints:
+    """(rows, columns): amounts when the most valuable pairs get as much as there is, one after another."""
+    left, unmet, dealt = supply.tolist(), demand.tolist(), np.zeros_like(table)
     rows, columns = np.nonzero(table)
     order = np.argsort(-table[rows, columns], kind="stable")
-    rows, columns = rows[order], columns[order]
-    for row, column, each in zip(rows.tolist(), columns.tolist(), table[rows, columns].tolist(), strict=True):
-        amount = min(left[row], open_[column])
-        if amount:
+    for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
+        if left[row] and unmet[column]:
+            amount = min(left[row], unmet[column])
             left[row] -= amount
-            open_[column] -= amount
-            worth += amount * each
-    return worth
+            unmet[column] -= amount
+            dealt[row, column] = amount
+    return dealt
+
+
+def _cannot_be_better(table: Ints, supply: Ints, demand: Ints, dealt: Ints) -> bool:
+    """Whether prices of rows and columns prove that no other deal is worth more; not proved is not refuted.
+
+    No price is below zero, what is left over costs nothing, and every pair costs at least its worth, dealt ones just
+    that. `row` and `column` are the least such prices, those of columns with the other sign.
+    """
+    row, given = np.zeros(len(supply), dtype=np.int64), dealt > 0
+    column = np.where(dealt.sum(axis=0) < demand, 0, -AMPLE)
+    for _ in range(sum(table.shape)):
+        column = np.maximum(column, np.where(given, row[:, None] - table, -AMPLE).max(axis=0))
+        raised = np.maximum(row, (table + column).max(axis=1))
+        if np.array_equal(raised, row):
+            return bool((column <= 0).all() and not row[dealt.sum(axis=1) < supply].any())
+        row = raised
+    return False
 
 
 def composed_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
