@@ -74,6 +74,11 @@ class LocalDAG:
         if not build.acquires.keys().isdisjoint(unit.devices):
             build.price(self.pricing)
 
+    def loss(self, build: Build, unit: EMU) -> int:
+        """Bytes that the busiest device of `build` receives more if it does not read `unit`."""
+        held = {device for source in build.sources if source != unit for device in source.devices}
+        return max(self.pricing.price(goal, held).received_bytes for goal in build.goals) - build.received_bytes
+
     def copy(self) -> LocalDAG:
         """The same with groups of its own, which a run may change."""
         return replace(self, builds=tuple(build.copy() for build in self.builds))

@@ -24,17 +24,19 @@ from nereus.transition.room import Room, Step
 class Rule:
     """Groups start in stage order, or the `longest_first`. A unit whose memory is waited for leaves as soon as there is
     another copy; if `patient`, not before it has been read once, where there is something to be read it for. One that
-    makes room for its own model-stage leaves when another can be read at once; if `eager`, when another is there.
+    makes room for its own model-stage leaves when another can be read at once; if `eager`, when another is there. Units
+    that groups wait to read leave when nothing else can start and nothing runs; if `early`, while others still run.
     """
 
     longest_first: bool = False
     patient: bool = False
     eager: bool = False
+    early: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
         """In what it differs from the first rule."""
-        return tuple(name for name in ("longest_first", "patient", "eager") if getattr(self, name))
+        return tuple(name for name in ("longest_first", "patient", "eager", "early") if getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Run:
                     self._serve(part)
             if self.late:
                 return None
+            if self._running and self._short and self._in_time():
+                continue
             if self._running:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
@@ -311,8 +315,13 @@ class Run:
         self.minds.add("patient")
         return not self._rule.patient
 
+    def _in_time(self) -> bool:
+        """Whether units that groups wait to read leave while others still run: only if `early`."""
+        self.minds.add("early")
+        return self._rule.early and self._give_up_sources()
+
     def _give_up_sources(self) -> bool:
-        """When nothing can start: units that groups wait to read leave, those that free most where it is short.
+        """When nothing can start: units that groups wait to read leave, those that cost least where room is short.
 
         Of each model-stage at most half of its units, at least one: what is built instead has to be read somewhere.
         """
@@ -334,16 +343,23 @@ class Run:
         return dropped
 
     def _most_useful(self, short: Mapping[int, int], left: Mapping[int, int]) -> Holder | None:
-        """The unit whose Destroy frees most of what is `short`, of model-stages that have another and some `left`."""
-        best: tuple[int, Holder] | None = None
+        """The unit whose Destroy frees most of what is `short` for what has to be received instead, of model-stages
+        that have another and some `left`."""
+        best: tuple[tuple[float, int], Holder] | None = None
         for holder in dict.fromkeys(h for device in short for h in self._leaving.get(device, ()) if not h.gone):
             part = self._parts[holder.unit.model_stage]
             if part.alive > 1 and left[id(part)] > 0:
                 releases = self._releases(holder, drop=True)
                 gain = sum(min(releases[device], short[device]) for device in releases.keys() & short.keys())
-                if gain and (best is None or gain > best[0]):
-                    best = (gain, holder)
+                worth = (-self._loss(holder) / gain, gain) if gain else (-inf, 0)
+                if gain and (best is None or worth > best[0]):
+                    best = (worth, holder)
         return None if best is None else best[1]
+
+    def _loss(self, holder: Holder) -> int:
+        """Bytes that groups receive more at most, all together, if they cannot read it."""
+        waiting = (build for build in holder.groups if id(build) not in self.steps)
+        return sum(self._part(build).local.loss(build, holder.unit) for build in waiting)
 
     def _drop(self, holder: Holder) -> None:
         """No group that has not started reads the unit any more, and it leaves."""

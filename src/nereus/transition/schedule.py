@@ -26,7 +26,7 @@ from nereus.transition.room import Room, Step
 from nereus.transition.run import Rule, Run, Stuck
 from nereus.transition.steps import primitives
 
-RULES = (Rule(), Rule(patient=True), Rule(longest_first=True), Rule(eager=True))
+RULES = (Rule(), Rule(early=True), Rule(patient=True), Rule(longest_first=True), Rule(eager=True))
 """Tried in turn until one meets the lower bound; the shortest order wins."""
 TRIED_GROUPS = 400
 """Beyond so many commit groups in all, no further rule is tried: planning time grows with both."""
@@ -68,10 +68,13 @@ def schedule(
     site: Site | None = None,
     lead: Lead | None = None,
     least: float | None = None,
+    enough_bytes: float = 0.0,
+    tried_groups: int = TRIED_GROUPS,
 ) -> TransitionDAG:
     """The global DAG, its primitives in execution order, and `least`, which any order takes.
 
-    Of `ways` to decompose, the one with the shortest order found. Release before acquire, then stage order; an
+    Of `ways` to decompose, the one with the shortest order found; nothing shorter than `enough_bytes` is looked for,
+    nor once `tried_groups` have been tried in all. Release before acquire, then stage order; an
     acquisition that fits only after a Destroy or Offload gets an edge from it. Raises BlockedError when all ends in
     dead ends, which does not mean that there is no order.
     """
@@ -79,11 +82,11 @@ def schedule(
     least = bound_bytes(ways[0], memory.used, memory.capacity, site) if least is None else least
     best: Run | None = None
     blocked: BlockedError | None = None
-    budget = TRIED_GROUPS
+    budget = tried_groups
     minds: dict[int, Set[str]] = {}
     """id of a way → fields of rules that make a difference to it."""
     for rule, locals_ in product(RULES, ways):
-        if best is not None and (budget <= 0 or best.span_bytes <= least):
+        if best is not None and (budget <= 0 or best.span_bytes <= max(least, enough_bytes)):
             break
         budget -= sum(len(local.builds) for local in locals_)
         if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
