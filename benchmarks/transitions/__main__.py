@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +23,7 @@ PARTS = (
     "planning",
     "bytes",
     "schedule",
+    "smallest",
     "solver",
     "reshard",
     "extend",
@@ -49,21 +50,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watch, began_s = Watch(), time.perf_counter()
         lines = measured("benchmarks.transitions", part, quick=given.quick)
         took_s, load = time.perf_counter() - began_s, watch.read()
-        console.print(table(f"{part} ({took_s:.0f} s; {load})", lines))
-        more = getattr(sys.modules.get(f"benchmarks.transitions.{part}"), "tables", None)
-        for shown in () if more is None else more(lines):
-            console.print(shown)
         found[part] = {
             "took_s": took_s,
             "load_before": load.before,
             "busy_cores": load.busy_cores,
             "results": [line.as_json for line in lines],
         }
+        if given.json is not None:
+            write(given.json, found)
+        console.print(table(f"{part} ({took_s:.0f} s; {load})", lines))
+        more = getattr(sys.modules.get(f"benchmarks.transitions.{part}"), "tables", None)
+        for shown in () if more is None else more(lines):
+            console.print(shown)
         broken = broken or failed(lines)
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(found, indent=2, default=str, allow_nan=False) + "\n")
     return int(broken)
+
+
+def write(path: Path, found: Mapping[str, object]) -> None:
+    """After each part, and whole or not at all: a run that is interrupted keeps what it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".part")
+    fresh.write_text(json.dumps(found, indent=2, default=str, allow_nan=False) + "\n")
+    fresh.replace(path)
 
 
 if __name__ == "__main__":

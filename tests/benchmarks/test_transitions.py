@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks._result import Result
 from benchmarks.transitions import __main__ as bench
+from benchmarks.transitions import smallest
 from benchmarks.transitions.scenario import Scenario, units
 from benchmarks.transitions.sides import Side, compare
 from benchmarks.transitions.state import KINDS, SIZES, Tensor, Units, filled, values, wrong
@@ -131,6 +133,26 @@ def test_a_part_that_breaks_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (line,) = json.loads(out.read_text())["extend"]["results"]
     assert "ZeroDivisionError" in line["notes"]
     assert line["measured"] is None
+
+
+def test_a_run_that_is_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(quick: bool) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.transitions.extend.run", lambda quick: [Result("one", "report", 1.0)])
+    monkeypatch.setattr("benchmarks.transitions.scale_out.run", interrupted)
+    out = tmp_path / "bench.json"
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--only", "extend", "scale_out", "--json", str(out)])
+    kept = json.loads(out.read_text())
+    assert list(kept) == ["extend"]
+    assert kept["extend"]["results"][0]["measured"] == 1.0
+
+
+def test_small_transitions_lie_beside_their_shortest_order() -> None:
+    for case in smallest.cases(10, limited=True):
+        assert case.any_groups <= case.shortest
+        assert case.bound - 1 <= case.shortest <= case.ours + 1
 
 
 @pytest.mark.processes

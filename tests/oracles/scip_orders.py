@@ -18,7 +18,7 @@ from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import LocalDAG
 
 LARGEST = 60_000
-"""Constraints; what is larger is not built: writing it down would take longer than the limit."""
+"""Binaries, or constraints; what is larger is not built: writing it down would take longer than the limit."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Copy:
 
 
 class TooLargeError(Exception):
-    """More constraints than are worth writing down."""
+    """More than are worth writing down."""
 
 
 def solve(
@@ -116,6 +116,7 @@ class _Program:
             )
 
     def _copies(self, local: LocalDAG) -> list[Copy]:
+        """What can be read of a model-stage."""
         found = [Copy(frozenset(unit.devices), None, unit) for unit in (*local.kept, *local.left)]
         made = {frozenset(build.acquires): build.goals for build in local.builds}
         for task in self.tasks:
@@ -130,10 +131,11 @@ class _Program:
             self.chosen.append(self._reads(task))
             self.lasts.append(self._duration(task, self.chosen[-1]))
             self._add(span >= self.starts[index] + self.lasts[index])
+        number = {id(task): index for index, task in enumerate(self.tasks)}
         for index, chosen in enumerate(self.chosen):
             for copy, taken in chosen.items():
                 if copy.maker is not None:
-                    self._follows(index, self.tasks.index(copy.maker), taken)
+                    self._follows(index, number[id(copy.maker)], taken)
         for one, other in combinations(range(len(self.tasks)), 2):
             self._apart(one, other)
         for index in range(len(self.tasks)):
@@ -288,6 +290,8 @@ class _Program:
 
     def _binary(self) -> Any:
         self.binaries += 1
+        if self.binaries > LARGEST:
+            raise TooLargeError
         return self.scip.addVar(vtype="B")
 
     def _add(self, constraint: Any) -> None:
