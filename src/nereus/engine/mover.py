@@ -16,7 +16,7 @@ from nereus.engine.ledger import Ledger
 from nereus.engine.messages import Part, bundle_bytes
 from nereus.engine.positions import TORCH_DTYPES, Position
 from nereus.engine.transports.torch import Torch
-from nereus.transition.buckets import bucket_bytes
+from nereus.transition.buckets import SHARE, bucket_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Mover:
     """Moves boxes between the positions of this device and those of others.
 
     `dtypes` are the dtypes that travel, by kind; a side that stores another one converts. `transport` None: there is
-    nobody to talk to.
+    nobody to talk to. `share` is the part of the state that a staging buffer takes.
     """
 
     def __init__(
@@ -44,12 +44,13 @@ class Mover:
         dtypes: Mapping[Kind, str],
         transport: Torch | None,
         ledger: Ledger,
+        share: int = SHARE,
     ) -> None:
         self._device = device
         self._dtypes = dtypes
         self._transport = transport
         self._ledger = ledger
-        self._bucket_bytes = bucket_bytes(tensors, dtypes)
+        self._bucket_bytes = bucket_bytes(tensors, dtypes, share)
 
     def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
         """Send and receive all that concerns this device; `source` and `target` find its positions for a move.

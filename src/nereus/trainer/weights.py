@@ -11,6 +11,7 @@ from nereus.core import EMU, EMUSet, Kind, ModelStage, Move, StateSchema
 from nereus.engine.mover import Mover, most_peers
 from nereus.engine.transports.torch import SLOWEST_BYTES_PER_S, Torch
 from nereus.engine.worker import Worker
+from nereus.transition.buckets import SYNC_SHARE
 from nereus.transition.fit import stored_bytes
 from nereus.transition.flows import Flow, Job
 from nereus.transition.relays import relayed
@@ -64,7 +65,7 @@ class WeightSync:
         schema, positions = self._schemas[generating], worker.positions
         allowed_s = worker.timeout_s + moving_s(schema, sources, targets)
         transport = Torch(worker.groups.get(group), allowed_s) if group else None
-        mover = Mover(worker.device, schema.tensors, schema.dtypes, transport, worker.ledger)
+        mover = Mover(worker.device, schema.tensors, schema.dtypes, transport, worker.ledger, SYNC_SHARE)
         sent, passed = routes.sent, routes.passed
         with worker.meter.communicating("sync"), torch.no_grad():
             for name in routes.whole:  # roles never share storage (D5.2)

@@ -8,19 +8,22 @@ from collections.abc import Iterable, Mapping
 from nereus.core import DTYPE_BYTES, Kind, TensorSpec
 
 LEAST_BYTES, MOST_BYTES = 1 << 14, 1 << 26
-SHARE = 32
-"""A bucket is this part of the whole state, between the limits."""
+SHARE, SYNC_SHARE = 32, 8
+"""A bucket is this part of the whole state, between the limits; in a synchronisation of the parameters alone.
+
+Parameters go to many devices in more than one hop, so that smaller buckets would make their messages tiny.
+"""
 ALIGNMENT = 64
 """Bytes; every message in a bucket starts at a multiple, so that elements of any dtype lie aligned in it."""
 
 
-def bucket_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str]) -> int:
+def bucket_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str], share: int = SHARE) -> int:
     """The most that one staging buffer takes: small beside the state, large enough that messages are few.
 
     Every device knows it from the model's size.
     """
     total = sum(tensor.elements for tensor in tensors) * sum(DTYPE_BYTES[dtype] for dtype in dtypes.values())
-    return min(max(total // SHARE, LEAST_BYTES), MOST_BYTES)
+    return min(max(total // share, LEAST_BYTES), MOST_BYTES)
 
 
 def staging_bytes(traffic: Mapping[tuple[int, int], int], bucket: int) -> Counter[int]:
