@@ -21,7 +21,9 @@ from benchmarks.transitions.sides import Watch
 
 PARTS = (
     "planning",
+    "routes",
     "bytes",
+    "examples",
     "schedule",
     "smallest",
     "solver",

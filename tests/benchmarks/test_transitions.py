@@ -139,7 +139,7 @@ def test_a_run_that_is_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     def interrupted(quick: bool) -> list[object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.transitions.extend.run", lambda quick: [Result("one", "report", 1.0)])
+    monkeypatch.setattr("benchmarks.transitions.extend.run", lambda **_: [Result("one", "report", 1.0)])
     monkeypatch.setattr("benchmarks.transitions.scale_out.run", interrupted)
     out = tmp_path / "bench.json"
     with pytest.raises(KeyboardInterrupt):
