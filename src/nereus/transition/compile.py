@@ -24,7 +24,7 @@ from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.holders import Site
 from nereus.transition.place import place
 from nereus.transition.room import Room
-from nereus.transition.schedule import BlockedError, Memory, schedule
+from nereus.transition.schedule import TRIED_GROUPS, BlockedError, Memory, schedule
 from nereus.transition.search import search
 
 
@@ -92,24 +92,36 @@ def _of_parts(
     A part that has units of a model-stage before and after always has a whole one, so that all may leave where no new
     one is made.
     """
-    lots: list[Lot] = []
-    every: list[LocalDAG] = []
+    changed: list[list[LocalDAG]] = []
     for part in parts:
-        locals_: list[LocalDAG] = []
+        changed.append([])
         for ms in sorted({*part.start.model_stages, *part.goal.model_stages}, key=lambda ms: ms.sort_key):
             sub = Layout.common(*(block.layout for units in (start, goal) for block in units.blocks(ms)))
             ends = part.start.of(ms), part.goal.of(ms)
             copied = ms in part.stays or not ends[1]
-            locals_.append(decompose(*ends, schemas[ms], (), site.node_of, sub, copied))
-            every.append(replace(locals_[-1], copies=len(part.devices), elsewhere=ms in part.stays))
+            changed[-1].append(decompose(*ends, schemas[ms], (), site.node_of, sub, copied))
+    every = [
+        replace(local, copies=len(part.devices), elsewhere=local.model_stage in part.stays)
+        for part, locals_ in zip(parts, changed, strict=True)
+        for local in locals_
+    ]
+    least = bound_bytes(every, memory.used, memory.capacity, site)
+    lots: list[Lot] = []
+    longest = 0.0
+    for part, locals_ in sorted(zip(parts, changed, strict=True), key=_work, reverse=True):
         own = _within(memory, part.devices[0].tolist())
-        dag = _ordered(part.start, part.goal, locals_, schemas, own, site)
+        share = TRIED_GROUPS // len(parts)
+        dag = _ordered(part.start, part.goal, locals_, schemas, own, site, (0.0, max(least, longest), share))
+        longest = max(longest, dag.span_bytes)
         if not dag.idle:
             lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
     lots.sort(key=lambda lot: lot.dag.primitives[0].model_stage.sort_key)
-    span = max(lot.dag.span_bytes for lot in lots)
-    least = bound_bytes(every, memory.used, memory.capacity, site)
-    return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, span, round(least))
+    return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, round(longest), round(least))
+
+
+def _work(entry: tuple[Alike, Sequence[LocalDAG]]) -> int:
+    """Bytes that have to arrive at a part, one after another if all came to one device."""
+    return sum(build.received_bytes for local in entry[1] for build in local.builds)
 
 
 def _within(memory: Memory, devices: Collection[int]) -> Memory:
@@ -128,13 +140,17 @@ def _ordered(
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
+    goals: tuple[float | None, float, int] = (None, 0.0, TRIED_GROUPS),
 ) -> TransitionDAG:
-    """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits."""
+    """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits.
+
+    `goals` are the last arguments of `schedule`.
+    """
     roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if memory.capacity else locals_
     ways = [locals_] if roomy == locals_ else [locals_, roomy]
     if any(not build.sources for local in locals_ for build in local.builds):
         ways.append([local.in_turn() for local in locals_])
-    dag = schedule(start, goal, ways, memory, site)
+    dag = schedule(start, goal, ways, memory, site, None, *goals)
     if memory.capacity:
         check(dag, memory.used, memory.capacity, memory.buffer_bytes)
     return dag

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,10 +37,10 @@ def peak_bytes(
 
     Every device runs its primitives in the listed order, so its level is exact whatever runs elsewhere.
     """
-    used = stored_bytes(dag.start, schemas, other_bytes)
-    peak = dict(used)
-    for device, level in _highest(dag, used, buffer_bytes).items():
-        peak[device] = max(peak.get(device, 0), level)
+    peak = dict(stored_bytes(dag.start, schemas, other_bytes))
+    for device, raised in _raised(dag).items():
+        if raised + buffer_bytes > 0:
+            peak[device] = peak.get(device, 0) + raised + buffer_bytes
     return peak
 
 
@@ -85,7 +85,10 @@ def _highest(dag: TransitionDAG, used: Mapping[int, int], buffer_bytes: int) -> 
 def _raised(dag: TransitionDAG) -> dict[int, int]:
     """The same from nothing."""
     if dag.lots:
-        return dict(ChainMap(*(lot.everywhere(_raised(lot.dag)) for lot in dag.lots)))
+        found: dict[int, int] = {}
+        for lot in dag.lots:
+            found |= lot.everywhere(_raised(lot.dag))
+        return found
     devices: list[int] = []
     changes: list[int] = []
     for primitive in dag.primitives:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, count
+from itertools import compress, count, repeat
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -105,12 +105,14 @@ def _blocks(start: EMUSet, goal: EMUSet, changed: Sequence[ModelStage]) -> tuple
 
 def _nodes(devices: Ints, node_of: Mapping[int, int]) -> Ints:
     """(devices,): the first device on the node of each; one without a node is alone, less one and negative."""
-    own: Ints = np.arange(len(devices))
-    if not node_of:
-        return -1 - own
-    nodes = list(map(node_of.get, devices.tolist()))
-    first: dict[int | None, int] = {}
-    return np.array([-1 - at if node is None else first.setdefault(node, at) for at, node in enumerate(nodes)])
+    alone: Ints = -1 - np.arange(len(devices))
+    nodes = list(map(node_of.get, devices.tolist())) if node_of else []
+    known = np.array([index for index, node in enumerate(nodes) if node is not None], dtype=np.int64)
+    if not len(known):
+        return alone
+    _, first, number = np.unique([nodes[index] for index in known], return_index=True, return_inverse=True)
+    alone[known] = known[first][number]
+    return alone
 
 
 def _free(
@@ -129,12 +131,11 @@ def _free(
         if block.side:
             wanted[block.rows] += sizes_of(schemas[changed[block.stage]]).stored(block.units.layout)
     names = devices.tolist()
-    used = np.array([space.used.get(device, 0) for device in names])
-    limits = [space.capacity.get(device) for device in names]
-    limited = np.array([limit is not None for limit in limits])
-    free = np.array([limit or 0 for limit in limits]) - used
-    tight = limited & (free < wanted)
-    found[tight] = free[tight]
+    used, limits = np.array(list(map(space.used.get, names, repeat(0)))), list(map(space.capacity.get, names))
+    if None in limits:
+        limits = [AMPLE if limit is None else limit for limit in limits]
+    tight = np.array(limits) < used + wanted
+    found[tight] = np.array(limits)[tight] - used[tight]
     return found
 
 
