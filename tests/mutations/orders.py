@@ -120,8 +120,8 @@ ORDERS = (
     Mutation(
         "bound by the unit that is waited for longest",
         "transition/releasing.py",
-        "min(after.get(unit, 0.0) for unit, _ in units)",
-        "max(after.get(unit, 0.0) for unit, _ in units)",
+        "min(after.get(unit, 0) for",
+        "max(after.get(unit, 0) for",
         OPTIMAL,
     ),
     Mutation(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, log, log1p, log2, pow
 
-from nereus.core import ModelStage
 from nereus.transition.decompose import LocalDAG
+from nereus.transition.demand import Stage, stages_of
 from nereus.transition.holders import Site
-from nereus.transition.occupancy import alone, building, builds, holding, occupied_bytes, old
+from nereus.transition.occupancy import occupied_bytes
 from nereus.transition.releasing import released_bytes
 
 
@@ -20,26 +20,23 @@ def bound_bytes(
 
     Several of `locals_` may be of one model-stage: parts of it that share no device, each for as many `copies`.
     """
-    own: dict[ModelStage, list[LocalDAG]] = {}
-    for local in locals_:
-        own.setdefault(local.model_stage, []).append(local)
-    stages = list(own.values())
-    found = (
-        max(occupied_bytes(stages), *map(_doubling, stages), released_bytes(stages, used, capacity)) if stages else 0.0
-    )
-    return found if site is None or site.far == 1 else max([found, *(_crossing(parts, site) for parts in stages)])
+    stages = stages_of(locals_, used, capacity)
+    if not stages:
+        return 0.0
+    found = max(occupied_bytes(stages), *map(_doubling, stages), released_bytes(stages))
+    return found if site is None or site.far == 1 else max([found, *(_crossing(stage, site) for stage in stages)])
 
 
-def _crossing(parts: Sequence[LocalDAG], site: Site) -> float:
+def _crossing(stage: Stage, site: Site) -> float:
     """A group whose unit lies on several nodes crosses them; and so does the first on a node that holds nothing."""
-    before = {site.node_of.get(device, -1) for local in parts for unit in old(local) for device in unit.devices}
+    before = {site.node_of.get(device, -1) for unit in stage.old for device in unit.devices}
     apart, found = set[int](), 0.0
     first: dict[int, int] = {}
-    for build in builds(parts):
+    for build in stage.builds:
         nodes = {site.node_of.get(device, -1) for unit in build.goals for device in unit.devices}
         if len(nodes) > 1:
             apart |= nodes
-            found = max(found, site.far * build.received_bytes if alone(build) else 0.0)
+            found = max(found, site.far * build.received_bytes if len(build.goals) == 1 else 0.0)
         else:
             (node,) = nodes
             first[node] = min(build.received_bytes, first.get(node, build.received_bytes))
@@ -47,20 +44,19 @@ def _crossing(parts: Sequence[LocalDAG], site: Site) -> float:
     return max(found, site.far * max(fresh, default=0))
 
 
-def _doubling(parts: Sequence[LocalDAG]) -> float:
+def _doubling(stage: Stage) -> float:
     """While a new replica is received, as many others can be as there are devices to send: devices at most double.
 
     Units of fewer devices than one replica take longer, and may each feed one meanwhile.
     """
-    fresh = [build for build in builds(parts) if not build.sources]
+    fresh = [build for build in stage.builds if not build.sources]
     received = min((build.received_bytes for build in fresh), default=0)
     if not received:
         return 0.0
     size = min(len(build.acquires) for build in fresh)
-    units = [unit for local in parts for unit in old(local)]
-    units.extend(goal for build in builds(parts) for goal in build.goals)
-    senders = holding(parts) + building(parts, reading=True)
-    count = sum(local.copies * sum(not build.sources for build in local.builds) for local in parts)
+    units = [*stage.old, *(demand.goal for demand in stage.demands)]
+    senders = stage.holding + stage.building(reading=True)
+    count = sum(local.copies * sum(not build.sources for build in local.builds) for local in stage.parts)
     wanted = senders + count * size
     if min(unit.layout.size for unit in units) >= max(len(build.acquires) for build in fresh):
         return received * ceil(log2(wanted / senders) - 1e-9)

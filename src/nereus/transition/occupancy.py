@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nereus.core import EMU
-from nereus.transition.decompose import Build, LocalDAG
+from nereus.transition.decompose import LocalDAG
+from nereus.transition.demand import Stage
 
 MOST_SUMS = 400
 """Beyond so many different times that pieces can add up to, any time is taken to be one."""
@@ -30,91 +30,44 @@ class _Sent:
     devices: frozenset[int]
 
 
-def occupied_bytes(stages: Sequence[Sequence[LocalDAG]]) -> float:
-    """The least span in which all devices can receive what they lack and send what is to be sent, one after another.
-
-    The parts of each model-stage share no device.
-    """
+def occupied_bytes(stages: Sequence[Stage]) -> float:
+    """The least span in which all devices can receive what they lack and send what is to be sent, one after another."""
     taken = _receiving(stages)
     busiest = max(taken.values(), default=0.0)
-    sent = [found for parts in stages if (found := _sent(parts)) is not None]
+    sent = [found for stage in stages if (found := _sent(stage)) is not None]
     if not sent:
         return busiest
-    copies = {d: local.copies for parts in stages for local in parts for d in _devices(local)}
+    copies = {d: local.copies for stage in stages for local in stage.parts for d in _devices(local)}
     choices = [[each] for each in sent] if len(sent) == 1 else [*([each] for each in sent), sent]
     return max(_least(choice, taken, copies, busiest) for choice in choices)
 
 
-def lasts(build: Build, senders: int) -> float:
-    """The least that a group takes, of at most so many senders."""
-    return max(float(build.received_bytes), build.moved_bytes / senders if alone(build) else 0.0)
-
-
-def alone(build: Build) -> bool:
-    """Whether it makes one unit. Several may also be made one by one, for less at a time and with less room."""
-    return len(build.goals) == 1
-
-
-def old(local: LocalDAG) -> tuple[EMU, ...]:
-    """The units of the start."""
-    return (*local.kept, *local.left)
-
-
-def builds(parts: Iterable[LocalDAG]) -> Iterable[Build]:
-    """One of each that is alike."""
-    return (build for local in parts for build in local.builds)
-
-
-def holding(parts: Iterable[LocalDAG]) -> int:
-    """Devices that hold a unit at the start, copies included."""
-    return sum(local.copies * sum(unit.layout.size for unit in old(local)) for local in parts)
-
-
-def building(parts: Iterable[LocalDAG], reading: bool = False) -> int:
-    """Devices that units are built on, copies included; with `reading`, of those that read their own sources alone."""
-    return sum(
-        local.copies * sum(len(build.acquires) for build in local.builds if build.sources or not reading)
-        for local in parts
-    )
-
-
 def _devices(local: LocalDAG) -> set[int]:
-    return {d for unit in old(local) for d in unit.devices}.union(*(build.acquires for build in local.builds))
+    units = (*local.kept, *local.left)
+    return {d for unit in units for d in unit.devices}.union(*(build.acquires for build in local.builds))
 
 
-def _receiving(stages: Sequence[Sequence[LocalDAG]]) -> dict[int, float]:
+def _receiving(stages: Sequence[Stage]) -> dict[int, float]:
     """Device → how long it is part of groups that build on it."""
     taken: dict[int, float] = defaultdict(float)
-    for parts in stages:
-        senders = holding(parts) + building(parts)
-        for local in parts:
-            for build in local.builds:
-                for goal, time in _each(local, build, senders) if build.received_bytes else ():
-                    for device in goal.devices:
-                        taken[device] += time
+    for stage in stages:
+        senders = stage.holding + stage.building()
+        for demand in stage.demands:
+            time = demand.lasts(senders) if demand.received_bytes else 0.0
+            for device in demand.goal.devices if time else ():
+                taken[device] += time
     return taken
 
 
-def _each(local: LocalDAG, build: Build, senders: int) -> Iterator[tuple[EMU, float]]:
-    """The goal units of a group, and what each takes at least."""
-    if alone(build):
-        yield build.goals[0], lasts(build, senders)
-        return
-    held = {device for source in build.sources for device in source.devices}
-    for goal in build.goals:
-        yield goal, float(local.pricing.price(goal, held).received_bytes)
-
-
-def _sent(parts: Sequence[LocalDAG]) -> _Sent | None:
-    fresh = [(local.copies, b) for local in parts for b in local.builds if not b.sources and b.moved_bytes]
+def _sent(stage: Stage) -> _Sent | None:
+    fresh = [demand for demand in stage.demands if demand.fresh and demand.moved_bytes]
     if not fresh:
         return None
-    sizes = {unit.layout.size for local in parts for unit in old(local)}
-    sizes |= {goal.layout.size for build in builds(parts) for goal in build.goals}
-    kinds = {(len(build.acquires), build.received_bytes, build.moved_bytes) for _, build in fresh}
+    sizes = {unit.layout.size for unit in stage.old} | {demand.goal.layout.size for demand in stage.demands}
+    kinds = {(demand.goal.layout.size, demand.received_bytes, demand.moved_bytes) for demand in fresh}
     pieces = frozenset(max(float(most), all_ / count) for size, most, all_ in kinds for count in _counts(size, sizes))
-    devices = frozenset[int]().union(*map(_devices, parts))
-    return _Sent(sum(copies * build.moved_bytes for copies, build in fresh), pieces, devices)
+    devices = frozenset[int]().union(*map(_devices, stage.parts))
+    return _Sent(sum(demand.copies * demand.moved_bytes for demand in fresh), pieces, devices)
 
 
 def _counts(size: int, sizes: Iterable[int]) -> list[int]:
