@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 Note = Callable[[NereusError], None]
 LEAST_RUN_BYTES = 256
 """Smaller pieces cost more one by one than what is packed and sent."""
-FEW_SEGMENTS = 64
-"""So many of them cost nothing to speak of."""
+FEW_PIECES = 64
+"""So many of them cost nothing to speak of in one part."""
+MOST_PIECES = 4096
+"""So many of them a source offers to one rank: a millisecond or two."""
 
 
 class Neighbours:
@@ -70,7 +72,7 @@ class Direct:
         self._transport, self._note = transport, note
         self._sends = {rank: _cut(parts, limit) for rank, parts in sends.items()}
         self._receives = {rank: _cut(parts, limit) for rank, parts in receives.items()}
-        self._here = {rank: [_places(part) for part in parts] for rank, parts in self._receives.items()}
+        self._here = {rank: _targets(parts) for rank, parts in self._receives.items()}
         staged = [
             part.bytes
             for rank, parts in self._receives.items()
@@ -211,15 +213,26 @@ def _places(part: Part) -> Segments | None:
     view = part.view
     if view.device.type != "cpu" or view.dtype != part.dtype or view.is_conj() or view.is_neg():
         return None
-    found = segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
-    return found if found[0, 1] >= LEAST_RUN_BYTES or len(found) <= FEW_SEGMENTS else None
+    return segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
+
+
+def _targets(parts: Parts) -> list[Segments | None]:
+    """Where parts are read to; None: by way of the scratch buffer."""
+    found = (_places(part) for part in parts)
+    return [None if each is None or _tiny(each) > FEW_PIECES else each for each in found]
+
+
+def _tiny(pieces: Segments) -> int:
+    """How many small pieces."""
+    return len(pieces) if pieces[0, 1] < LEAST_RUN_BYTES else 0
 
 
 def _offer(parts: Parts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Address and strides of each part; zeros where one of them cannot be read as it is."""
-    rows = [(part.view.data_ptr(), *part.view.stride()) for part in parts]
-    told = np.array([number for row in rows for number in row], np.int64)
-    return told if all(_places(part) is not None for part in parts) else np.zeros_like(told)
+    """Address and strides of each part; zeros where they cannot be read as they are."""
+    told = np.array([number for part in parts for number in (part.view.data_ptr(), *part.view.stride())], np.int64)
+    found = [_places(part) for part in parts]
+    pieces = sum(MOST_PIECES + 1 if each is None else _tiny(each) for each in found)
+    return told if pieces <= MOST_PIECES else np.zeros_like(told)
 
 
 def _offered(told: np.ndarray[tuple[int], np.dtype[np.int64]], parts: Parts) -> list[Segments]:

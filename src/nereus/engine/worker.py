@@ -38,6 +38,8 @@ class DeviceSettings:
     capacity_bytes: int | None = None
     speed: float = 1.0
     torch_device: str = "cpu"
+    read_memory: bool = True
+    """Whether state is read from the memory of peers on this host (Linux, CPU), instead of being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class Worker:
             wait_for_workers=False,
             timeout=timedelta(seconds=settings.timeout_s),
         )
-        self.groups = GroupRegistry(store, settings.device, settings.timeout_s, cuda, settings.store_host)
+        self.groups = GroupRegistry(
+            store, settings.device, settings.timeout_s, cuda, settings.store_host, limits.read_memory
+        )
         self.ledger = (
             CudaLedger(settings.device, limits.capacity_bytes, self.torch_device.index or 0)
             if cuda

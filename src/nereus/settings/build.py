@@ -128,6 +128,7 @@ def job_config(settings: Settings) -> JobConfig:
         checkpoint_every=settings.run.checkpoint_every,
         micro_batch_tokens=settings.workload.micro_batch_tokens,
         timeout_s=settings.run.timeout_s,
+        read_memory=settings.run.read_memory,
     )
 
 

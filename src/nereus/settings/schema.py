@@ -188,6 +188,8 @@ class RunSection(Section):
     checkpoint_every: NonNegativeInt = 0
     directory: str
     timeout_s: PositiveFloat = 120.0
+    read_memory: bool = True
+    """Whether workers of one host read state from one another's memory; off, it is sent over the loopback."""
 
 
 class Settings(Section):

@@ -82,6 +82,7 @@ class JobConfig:
     micro_batch_tokens: int | None = None
     """Upper bound of padded tokens in a micro-batch, beside its bound in sequences."""
     timeout_s: float = 120.0
+    read_memory: bool = True
     """Deadline of every wait."""
 
     def __post_init__(self) -> None:

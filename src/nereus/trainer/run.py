@@ -113,7 +113,10 @@ def _controlled(
 
 def _crew(config: JobConfig, workflow: Workflow, cluster: Cluster) -> Crew:
     devices = {
-        device: DeviceSettings(cluster.kind(device).memory_bytes, cluster.kind(device).speed) for device in cluster.ids
+        device: DeviceSettings(
+            cluster.kind(device).memory_bytes, cluster.kind(device).speed, read_memory=config.read_memory
+        )
+        for device in cluster.ids
     }
     node_of = {device.id: device.node for device in cluster.devices}
     return Crew(devices, PROGRAM, Options(config, workflow, schemas(workflow), node_of), timeout_s=config.timeout_s)

@@ -1,0 +1,228 @@
+"""An exchange in which some pairs read and others send: the same bits arrive, and both sides of a pair agree."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+
+import pytest
+import torch
+from torch import distributed
+
+from nereus.core import NereusError
+from nereus.engine.direct import LEAST_RUN_BYTES, MOST_PIECES, Direct
+from nereus.engine.exchange import Exchange
+from nereus.engine.groups import GroupRegistry
+from nereus.engine.messages import Part
+from nereus.engine.transports import attach
+from nereus.engine.transports.torch import Torch
+
+BUCKET_BYTES = LIMIT = 1 << 14
+Act = Callable[[Torch], None]
+
+
+def on_threads(count: int, act: Act, reads: Mapping[int, bool] | None = None) -> None:
+    store = distributed.HashStore()
+
+    def run(rank: int) -> None:
+        registry = GroupRegistry(store, rank, 20, read_memory=(reads or {}).get(rank, True))
+        try:
+            act(Torch(registry.make("exchange#1", range(count)), 20))
+        finally:
+            registry.drop_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
+
+
+def logical(source: int, target: int) -> list[torch.Tensor]:
+    """What one rank sends another: plain, columns, a transposed one, many rows, one element, none, conjugated."""
+    made = torch.Generator().manual_seed(10 * source + target)
+    wide = torch.randn(70, 300, generator=made)
+    return [
+        wide,
+        torch.randn(40, 200, generator=made)[:, 100:],
+        torch.randn(30, 20, generator=made, dtype=torch.float64).t(),
+        torch.randn(9_000, generator=made).to(torch.bfloat16),
+        torch.tensor(7 * source + target),
+        torch.empty(0, 4),
+        torch.randn(5, generator=made) < 0,
+    ]
+
+
+def exchanged(transport: Torch, send: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach) -> set[int]:
+    """All to all, and again with new contents; whom this rank read from."""
+    peers = [rank for rank in range(transport.size) if rank != transport.rank]
+    errors: list[NereusError] = []
+    copied: list[bool] = []
+
+    def meanwhile() -> None:
+        copied.append(True)
+
+    for shift in (0, 5):
+        sends = {p: [Part(send(t), t.dtype) for t in logical(transport.rank + shift, p)] for p in peers}
+        wanted = {p: logical(p + shift, transport.rank) for p in peers}
+        got = {p: [torch.full_like(t, 1) for t in found] for p, found in wanted.items()}
+        receives = {p: [Part(t, t.dtype) for t in found] for p, found in got.items()}
+        exchange = Exchange(transport, sends, receives, LIMIT, BUCKET_BYTES, errors.append)
+        exchange.run(meanwhile)
+        assert errors == []
+        for peer in peers:
+            assert all(torch.equal(a, b) for a, b in zip(got[peer], wanted[peer], strict=True)), peer
+    assert copied == [True, True]
+    return set(exchange._direct.read_from)
+
+
+def test_all_pairs_of_one_host_read() -> None:
+    found: dict[int, set[int]] = {}
+    on_threads(3, lambda transport: found.update({transport.rank: exchanged(transport)}))
+    assert found == {rank: {0, 1, 2} - {rank} for rank in range(3)}
+
+
+def test_pairs_that_read_and_pairs_that_send_go_together() -> None:
+    found: dict[int, set[int]] = {}
+    on_threads(3, lambda transport: found.update({transport.rank: exchanged(transport)}), {2: False})
+    assert found == {0: {1}, 1: {0}, 2: set()}
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, None])
+def test_where_the_kernel_refuses_or_reads_less_everything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    real = attach._vm_readv()
+
+    def call(*arguments: int) -> int:
+        if number is None:
+            return real(*arguments) - 1
+        ctypes.set_errno(number)
+        return -1
+
+    found: dict[int, set[int]] = {}
+    monkeypatch.setattr(attach, "_vm_readv", lambda: call)
+    on_threads(2, lambda transport: found.update({transport.rank: exchanged(transport)}))
+    assert found == {0: set(), 1: set()}
+
+
+def test_a_source_that_converts_sends_and_a_target_that_converts_reads() -> None:
+    found: dict[int, frozenset[int]] = {}
+
+    def act(transport: Torch) -> None:
+        me, peer = transport.rank, 1 - transport.rank
+        full = torch.randn(100, 50, generator=torch.Generator().manual_seed(peer))
+        mine = torch.randn(100, 50, generator=torch.Generator().manual_seed(me))
+        travels = {0: torch.bfloat16, 1: torch.float32}  # rank 0 stores float32, and rank 1 wants float64
+        got = torch.zeros(100, 50, dtype=torch.bfloat16 if me == 1 else torch.float64)
+        exchange = Exchange(
+            transport,
+            {peer: [Part(mine, travels[me])]},
+            {peer: [Part(got, travels[peer])]},
+            LIMIT,
+            BUCKET_BYTES,
+            _raise,
+        )
+        exchange.run(lambda: None)
+        assert torch.equal(got, full.to(travels[peer]).to(got.dtype))
+        found[me] = exchange._direct.read_from
+
+    on_threads(2, act)
+    assert found == {0: frozenset({1}), 1: frozenset()}
+
+
+def test_tiny_pieces_and_conjugates_are_sent_and_tiny_targets_go_by_the_scratch_buffer() -> None:
+    width = LEAST_RUN_BYTES // 8
+    plain = torch.arange(200.0 * width).view(200, width)
+    assert plain.numel() > MOST_PIECES
+    rooms = {"tiny target": torch.zeros(200, 2 * width)[:, ::2], "plain": torch.zeros(200, width)}
+    tiny = torch.stack([plain, plain], dim=-1)[..., 0]
+    turned = torch.complex(plain, plain).conj()
+    reads: dict[str, bool] = {}
+
+    def sent(name: str, view: torch.Tensor, room: torch.Tensor) -> Act:
+        def act(transport: Torch) -> None:
+            out, inward = {1: [Part(view, view.dtype)]}, {0: [Part(room, room.dtype)]}
+            exchange = Exchange(
+                transport, *((out, {}) if transport.rank == 0 else ({}, inward)), LIMIT, BUCKET_BYTES, _raise
+            )
+            exchange.run(lambda: None)
+            if transport.rank == 1:
+                assert torch.equal(room, view)
+                reads[name] = exchange._direct.read_from == {0}
+                assert exchange._direct.buffer.numel() <= LIMIT
+
+        return act
+
+    for name, room in rooms.items():
+        on_threads(2, sent(name, plain, room))
+    on_threads(2, sent("tiny source", tiny, torch.zeros(200, width)))
+    on_threads(2, sent("conjugate", turned, torch.zeros(200, width, dtype=turned.dtype)))
+    assert reads == {"tiny target": True, "plain": True, "tiny source": False, "conjugate": False}
+
+
+def test_a_source_that_ends_between_its_offer_and_the_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: dict[int, list[str]] = {0: [], 1: []}
+    real = Direct.pull
+
+    def gone(self: Direct, rank: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(attach, "_vm_readv", lambda: _ended)
+            real(self, rank)
+
+    def act(transport: Torch) -> None:
+        part = [Part(torch.zeros(10), torch.float32)]
+        sides = ({1: part}, {}) if transport.rank == 0 else ({}, {0: part})
+        note = errors[transport.rank].append
+        Exchange(transport, *sides, LIMIT, BUCKET_BYTES, lambda error: note(str(error))).run(lambda: None)
+
+    monkeypatch.setattr(Direct, "pull", gone)
+    on_threads(2, act)
+    assert errors[0] == []
+    assert len(errors[1]) == 1
+    assert "reading from rank 0 failed: memory of process" in errors[1][0]
+    assert "has ended" in errors[1][0]
+
+
+def test_ranks_that_have_met_do_not_meet_again() -> None:
+    def act(transport: Torch) -> None:
+        neighbours, errors = transport.group.neighbours, list[NereusError]()
+        peers = [rank for rank in range(3) if rank != transport.rank]
+        neighbours.meet(transport, peers[:1], [p for p in range(3) if (p, transport.rank) in FIRST], errors.append)
+        known = dict(neighbours.sources)
+        neighbours.meet(transport, peers, peers, errors.append)
+        assert errors == []
+        assert all(neighbours.sources[rank] is process for rank, process in known.items())
+        assert set(neighbours.readers) == set(neighbours.sources) == set(peers)
+        assert all(neighbours.readers.values())
+
+    on_threads(3, act)
+
+
+FIRST = {(me, min(other for other in range(3) if other != me)) for me, _ in permutations(range(3), 2)}
+
+
+def _raise(error: NereusError) -> None:
+    raise error
+
+
+def _ended(*_: int) -> int:
+    ctypes.set_errno(errno.ESRCH)
+    return -1
+
+
+def test_a_peer_that_does_not_come_is_an_error_of_the_probe() -> None:
+    store = distributed.HashStore()
+
+    def run(rank: int) -> list[str]:
+        registry = GroupRegistry(store, rank, 20)
+        transport = Torch(registry.make("exchange#1", (0, 1)), 0.3)
+        errors: list[str] = []
+        if rank == 0:
+            registry.get("exchange#1").neighbours.meet(transport, [1], [], lambda error: errors.append(str(error)))
+        registry.drop_all()
+        return errors
+
+    with ThreadPoolExecutor(2) as pool:
+        heard, _ = pool.map(run, (0, 1))
+    assert any("rank 1" in text for text in heard)
