@@ -110,7 +110,7 @@ class Transition:
     def _begin(self, message: Message) -> None:
         """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
         fields, device = message.fields, self._worker.device
-        group = self._worker.groups.make(fields["group"], fields["members"])
+        group = self._worker.groups.make(fields["group"], fields["members"], fields["timeout_s"])
         dag, schemas = fields["dag"], fields["schemas"]
         if fingerprint(dag, schemas) != fields["routes"]:
             raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from nereus.engine.groups import as_bytes
 from nereus.engine.messages import Addressed, Message, Parts, Round, rounds
 from nereus.engine.packing import pack, unpack
 from nereus.engine.ring import Ring, padded
+from nereus.engine.side_stream import beside
 from nereus.engine.transports.torch import Torch
 
 MOST_ROUNDS = 64
@@ -58,7 +58,10 @@ class Exchange:
         self._direct = Direct(transport, sends, receives, limit, note)
         self._rounds = rounds(sends, receives, limit)
         staged = [self._staged_bytes(one) for one in self._rounds]
-        self._rings = tuple(Ring([each[side] for each in staged], bucket_bytes, transport.device) for side in (0, 1))
+        sizes = tuple([each[side] for each in staged] for side in (0, 1))
+        views = [part.view for parts in (*sends.values(), *receives.values()) for part in parts]
+        pinned = transport.device.type == "cpu" and any(view.is_cuda for view in views)
+        self._rings = tuple(Ring(each, bucket_bytes, transport.device, pinned) for each in sizes)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -67,8 +70,14 @@ class Exchange:
 
     def run(self, meanwhile: Callable[[], None]) -> None:
         """Send and receive everything; `meanwhile` runs once while messages are under way."""
-        with _beside(self._transport.device):
+        with beside(self._transport.device, self._used(), lambda: self._transport.left_s):
             self._run(meanwhile)
+
+    def _used(self) -> Iterator[torch.Tensor]:
+        """What is read and written."""
+        yield from self.buffers
+        for one in self._rounds:
+            yield from (part.view for _, message in (*one.sends, *one.receives) for part in message.parts)
 
     def _run(self, meanwhile: Callable[[], None]) -> None:
         self._direct.open()
@@ -182,19 +191,6 @@ class Exchange:
                 found.append((peer, arena[start : start + message.bytes], message))
                 start += padded(message.bytes)
         return found
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """On CUDA a stream of its own, so that other work on the device goes on; it has ended when this has."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 def _pack(buffer: torch.Tensor, message: Message) -> None:

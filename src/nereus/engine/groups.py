@@ -7,6 +7,7 @@ Python reference keeps it open: only `Group` holds the process group, and `close
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import Counter
@@ -20,6 +21,8 @@ from torch import distributed
 
 from nereus.core import TransportError
 from nereus.engine.direct import Neighbours
+
+log = logging.getLogger(__name__)
 
 _TAGS = 1 << 20
 
@@ -163,13 +166,15 @@ class Group:
         """Close the sockets; peers that wait on this member raise within milliseconds.
 
         Gloo waits for a turn of its loop for each socket, tens of milliseconds in all, which nobody here needs to.
+        NCCL's communicators are aborted, or a transfer that failed would keep the device; all at the same time: one
+        that is being aborted may wait for the kernels of another.
         """
         for handle in tuple(self._pending):
             handle.release()
-        held = [self._process_group, self._down]
+        held = [each for each in (self._process_group, self._down) if each is not None]
         self._process_group = self._down = None
-        if any(each is not None for each in held):
-            threading.Thread(target=held.clear, daemon=True).start()
+        while held:
+            threading.Thread(target=_let_go, args=([held.pop()], self.on_cuda), daemon=True).start()
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
@@ -228,6 +233,16 @@ class Group:
             )
 
 
+def _let_go(last: list[Any], abort: bool) -> None:
+    """Drop the last reference to a process group."""
+    if abort:
+        try:
+            last[0].abort()
+        except RuntimeError as error:
+            log.warning("a communicator could not be aborted: %s", error)
+    last.clear()
+
+
 class GroupRegistry:
     """Every group of one worker. Gloo listens on `address` alone: it is not authenticated (D5.14)."""
 
@@ -248,8 +263,11 @@ class GroupRegistry:
         self._listener = None if cuda else distributed.ProcessGroupGloo.create_device(hostname=address)
         self._groups: dict[str, Group] = {}
 
-    def make(self, name: str, members: Sequence[int]) -> Group:
-        """Make a group together with the other members. `name` must never have been used before in this job."""
+    def make(self, name: str, members: Sequence[int], work_s: float | None = None) -> Group:
+        """Make a group together with the other members. `name` must never have been used before in this job.
+
+        `work_s`, where that is longer than a round trip may take, is how long NCCL lets one transfer last.
+        """
         if self._device not in members:
             raise TransportError(f"group {name}: device {self._device} is not among the members {list(members)}")
         if name in self._groups:
@@ -258,9 +276,11 @@ class GroupRegistry:
         process_group = down = None
         if len(members) > 1:
             try:
-                process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members))
+                process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members), work_s)
                 if self._cuda:
-                    down = self._connect(distributed.PrefixStore(f"{name}/down", self._store), rank, len(members))
+                    down = self._connect(
+                        distributed.PrefixStore(f"{name}/down", self._store), rank, len(members), work_s
+                    )
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
         group = self._groups[name] = Group(name, members, rank, process_group, self._cuda, down, self._read_memory)
@@ -283,10 +303,10 @@ class GroupRegistry:
         for name in tuple(self._groups):
             self.drop(name)
 
-    def _connect(self, store: distributed.Store, rank: int, size: int) -> Any:
+    def _connect(self, store: distributed.Store, rank: int, size: int, work_s: float | None = None) -> Any:
         if self._cuda:
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
+            options._timeout = self._timeout if work_s is None else timedelta(seconds=work_s)
             return distributed.ProcessGroupNCCL(store, rank, size, options)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [self._listener]

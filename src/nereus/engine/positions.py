@@ -20,6 +20,9 @@ TORCH_DTYPES = {
 }
 
 
+Tensors = dict[tuple[str, Kind], torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The range [start, stop) of `dim` of a logical tensor, stored as `shape` (trailing padding included)."""
@@ -149,10 +152,7 @@ class Positions:
         position = self.find(unit)
         if position is None:
             raise TransitionError(f"device {self._device} holds no position of {unit} to move to host memory")
-        pinned = self._torch_device.type == "cuda"
-        made: dict[tuple[str, Kind], torch.Tensor] = {}
-        for key, tensor in position.tensors.items():
-            made[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor)
+        made = self._copies(position.tensors, torch.device("cpu"))
         self._settle(position, made, self.host)
         position.staged = True
         return position.stored_bytes
@@ -165,16 +165,24 @@ class Positions:
                 continue
             try:
                 self._ledger.check("state", position.stored_bytes)
-                back = {
-                    key: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._torch_device).copy_(tensor)
-                    for key, tensor in position.tensors.items()
-                }
+                back = self._copies(position.tensors, self._torch_device)
                 self._settle(position, back, self._ledger)
             except OutOfMemoryError:
                 left.append(position.unit)
                 continue
             position.staged = False
         return tuple(left)
+
+    def _copies(self, tensors: Tensors, where: torch.device) -> Tensors:
+        """The same tensors elsewhere. Between a GPU and pinned host memory all copies are under way at once."""
+        gpu = self._torch_device.type == "cuda"
+        made: Tensors = {}
+        for key, tensor in tensors.items():
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=gpu and where.type == "cpu")
+            made[key] = empty.copy_(tensor, non_blocking=gpu)
+        if gpu:
+            torch.cuda.current_stream(self._torch_device).synchronize()
+        return made
 
     def _settle(self, position: Position, tensors: dict[tuple[str, Kind], torch.Tensor], ledger: Ledger) -> None:
         """Let `tensors` be those of a position, counted by `ledger`."""

@@ -16,11 +16,14 @@ def padded(size: int) -> int:
 
 
 class Ring:
-    """Room for at least the largest of `sizes`, for all of them where that is at most `most_bytes`."""
+    """Room for at least the largest of `sizes`, for all of them where that is at most `most_bytes`.
 
-    def __init__(self, sizes: Sequence[int], most_bytes: int, device: torch.device) -> None:
+    `pinned` host memory is what a GPU copies to and from at full speed.
+    """
+
+    def __init__(self, sizes: Sequence[int], most_bytes: int, device: torch.device, pinned: bool = False) -> None:
         room = max(max(sizes, default=0), min(sum(sizes), most_bytes))
-        self.buffer = torch.empty(room, dtype=torch.uint8, device=device)
+        self.buffer = torch.empty(room, dtype=torch.uint8, device=device, pin_memory=pinned)
         self._taken: deque[tuple[int, int]] = deque()
 
     @property
