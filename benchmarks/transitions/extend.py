@@ -13,7 +13,9 @@ from benchmarks._result import Result
 from benchmarks.transitions._others import (
     BROADCAST,
     EXECUTOR,
+    EXECUTOR_SENT,
     IN_PLACE,
+    IN_PLACE_SENT,
     LIBRARY,
     PACKED,
     TORCHFT,
@@ -31,15 +33,16 @@ RUNS = 7
 def run(quick: bool = False) -> list[Result]:
     """All sides in one round."""
     scenario = Scenario("Extend TP2", SIZES["tiny" if quick else "full"], units(2, 1, 1), units(2, 1, 2))
-    sides = (EXECUTOR, LIBRARY, PACKED, IN_PLACE, BROADCAST, TORCHFT)
+    sides = (EXECUTOR, LIBRARY, EXECUTOR_SENT, PACKED, IN_PLACE, IN_PLACE_SENT, BROADCAST, TORCHFT)
     return lines(compare(sides[:1] if quick else sides, scenario, 1 if quick else RUNS), scenario)
 
 
 def lines(found: Mapping[str, Measured], scenario: Scenario) -> list[Result]:
     """Ours against each other way, where both ran."""
-    mine = [side for side in (EXECUTOR, LIBRARY, IN_PLACE) if side.name in found]
+    mine = [side for side in (EXECUTOR, LIBRARY, EXECUTOR_SENT, IN_PLACE, IN_PLACE_SENT) if side.name in found]
     ready, fresh = (BROADCAST, TORCHFT), (PACKED,)
-    pairs = [(EXECUTOR, fresh), (LIBRARY, fresh), (IN_PLACE, ready), (EXECUTOR, ready)]
+    alike = [(EXECUTOR, fresh), (LIBRARY, fresh), (EXECUTOR_SENT, fresh), (IN_PLACE, ready), (IN_PLACE_SENT, ready)]
+    pairs = [*alike, (EXECUTOR, ready)]
     return [
         *described(found, scenario.minimum_bytes),
         *(slower_at_most(1.15, a, b, found) for a, others in pairs for b in others if {a.name, b.name} <= found.keys()),

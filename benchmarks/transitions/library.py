@@ -8,11 +8,13 @@ import torch
 
 from benchmarks.transitions.scenario import Scenario
 from benchmarks.transitions.state import KINDS, Size, State, Units, filled, wrong
-from nereus.engine.library import LogicalTensor, Placement, Region, allocate, plan_routes, reshard, staying
+from nereus.engine.library import LogicalTensor, Options, Placement, Region, allocate, plan_routes, reshard, staying
 
 
 class Work:
     """`reshard` of the engine's library; the target is allocated inside the clock."""
+
+    options = Options()
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
         self.rank, self.size, self.placed = rank, scenario.size, scenario.placed
@@ -40,7 +42,7 @@ class Work:
 
     def move(self) -> None:
         """Fill the target."""
-        report = reshard(self.plan, self.source, self.target)
+        report = reshard(self.plan, self.source, self.target, options=self.options)
         self.more = {"received_bytes": sum(self.plan.received_bytes.values()), "staging_bytes": report.staging_bytes}
 
     def wrong(self) -> list[str]:
@@ -63,6 +65,18 @@ class InPlace(Work):
         """Move, agree."""
         self.target = self.ready
         self.move()
+
+
+class Sent(Work):
+    """All state goes over the loopback, as everybody else's does."""
+
+    options = Options(read_memory=False)
+
+
+class SentInPlace(InPlace):
+    """The same into tensors that are there."""
+
+    options = Options(read_memory=False)
 
 
 def placement(size: Size, units: Units, ranks: range) -> Placement:

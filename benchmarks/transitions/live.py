@@ -114,10 +114,13 @@ class Program:
 class Side:
     """A crew with the source on it. A run is one transition; the way back is another that is not timed."""
 
+    read_memory = True
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.devices = scenario, range(scenario.devices)
         self.schemas = {MODEL_STAGE: schema(scenario.size)}
-        self.crew = Crew({device: DeviceSettings() for device in self.devices}, PROGRAM, timeout_s=WAIT_S)
+        limits = DeviceSettings(read_memory=self.read_memory)
+        self.crew = Crew(dict.fromkeys(self.devices, limits), PROGRAM, timeout_s=WAIT_S)
         self.crew.start(self.devices)
         self.crew.wait_ready(self.devices, WAIT_S)
         self.start = EMUSet(emus(scenario.source))
@@ -172,6 +175,12 @@ class Side:
 
     def _dag(self, start: EMUSet, goal: EMUSet) -> TransitionDAG:
         return connect(start, goal, self.schemas, dict.fromkeys(self.devices, ROOM_BYTES))
+
+
+class Sent(Side):
+    """All state goes over the loopback, as everybody else's does."""
+
+    read_memory = False
 
 
 def schema(size: Size) -> StateSchema:

@@ -10,7 +10,9 @@ from benchmarks.transitions._others import (
     DEEPSPEED,
     DIRECT,
     EXECUTOR,
+    EXECUTOR_SENT,
     LIBRARY,
+    LIBRARY_SENT,
     MEGATRON,
     OURS,
     REFIT,
@@ -26,6 +28,7 @@ from benchmarks.transitions.sides import Measured, compare
 from benchmarks.transitions.state import SIZES
 
 RUNS = 5
+BOTH = (*OURS, EXECUTOR_SENT, LIBRARY_SENT)
 BUCKET_BYTES = 64 << 20
 
 
@@ -34,11 +37,11 @@ def run(quick: bool = False) -> list[Result]:
     scenario = Scenario("TP2,PP2 -> TP4", SIZES["tiny" if quick else "full"], units(2, 2, 1), units(4, 1, 1))
     if quick:
         return lines(compare((EXECUTOR, DIRECT), scenario, 1), scenario)
-    fast = compare((*OURS, DIRECT, REFIT, DCP), scenario, RUNS + 2)
+    fast = compare((*BOTH, DIRECT, REFIT, DCP), scenario, RUNS + 2)
     slow = compare((EXECUTOR, MEGATRON, DEEPSPEED, TENPLEX, RESTART), scenario, RUNS)
     compared = [
-        faster_at_least(1.25, EXECUTOR, REFIT, fast),
-        faster_at_least(3, EXECUTOR, DCP, fast),
+        *(faster_at_least(1.25, ours, REFIT, fast) for ours in (EXECUTOR, EXECUTOR_SENT)),
+        *(faster_at_least(3, ours, DCP, fast) for ours in (EXECUTOR, EXECUTOR_SENT)),
         faster_at_least(6, EXECUTOR, MEGATRON, slow),
         faster_at_least(20, EXECUTOR, DEEPSPEED, slow),
         faster_at_least(15, EXECUTOR, TENPLEX, slow),
@@ -49,7 +52,7 @@ def run(quick: bool = False) -> list[Result]:
 
 def lines(found: Mapping[str, Measured], scenario: Scenario) -> list[Result]:
     """Against the direct exchange; bytes; memory."""
-    mine = [side for side in OURS if side.name in found]
+    mine = [side for side in BOTH if side.name in found]
     return [
         *described(found, scenario.minimum_bytes),
         *(slower_at_most(1.2, ours, DIRECT, found) for ours in mine),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from math import ceil, log2
 
 from benchmarks._result import Result
-from benchmarks.transitions._others import EXECUTOR, LIBRARY, SEQUENTIAL, described, payload, slower_at_most
+from benchmarks.transitions._others import (
+    EXECUTOR,
+    EXECUTOR_SENT,
+    LIBRARY,
+    SEQUENTIAL,
+    described,
+    payload,
+    slower_at_most,
+)
 from benchmarks.transitions.scenario import Scenario, units
 from benchmarks.transitions.sides import compare, free_bytes
 from benchmarks.transitions.state import SIZES
@@ -18,11 +26,11 @@ def run(quick: bool = False) -> list[Result]:
     fits = 16 * SIZES["full"].bytes < free_bytes()
     size = SIZES["tiny" if quick else "full" if fits else "quarter"]
     scenario = Scenario(f"DP1 -> DP{REPLICAS}", size, units(1, 1, 1), units(1, 1, REPLICAS))
-    found = compare((EXECUTOR, LIBRARY, SEQUENTIAL)[: 1 if quick else 3], scenario, 1 if quick else RUNS)
+    sides = (EXECUTOR, LIBRARY, EXECUTOR_SENT, SEQUENTIAL)
+    found = compare(sides[: 1 if quick else 4], scenario, 1 if quick else RUNS)
     lines = described(found, scenario.minimum_bytes)
     if not quick:
-        lines.append(slower_at_most(0.8, EXECUTOR, SEQUENTIAL, found))
-        lines.append(slower_at_most(0.8, LIBRARY, SEQUENTIAL, found))
+        lines += [slower_at_most(0.8, ours, SEQUENTIAL, found) for ours in sides[:3]]
     sent = found[EXECUTOR.name].last("sent_bytes")
     if sent:
         copies, limit = max(sent.values()) / size.bytes, ceil(log2(REPLICAS))

@@ -20,7 +20,8 @@ from nereus.transition import connect, place, stored_bytes
 from nereus.transition.decompose import decompose
 from nereus.transition.holders import Site
 from nereus.transition.room import Room
-from nereus.transition.run import Rule, Run
+from nereus.transition.rule import Rule
+from nereus.transition.run import Run
 
 POOLS = (64, 128, 256, 512, 1024)
 COUNT = 40
