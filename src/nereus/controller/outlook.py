@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 
 from nereus.controller.changes import changes
 from nereus.core import (
@@ -55,6 +57,18 @@ class Outlook:
     def model(self) -> StepModel:
         """Prices plans."""
         return StepModel(self.workflow, self.workload, self.cluster, self.calibration)
+
+    @cached_property
+    def _capacity(self) -> dict[int, int]:
+        return self._problem(None).capacity()
+
+    @cached_property
+    def _node_of(self) -> dict[int, int]:
+        return {device.id: device.node for device in self.cluster.devices}
+
+    @cached_property
+    def _host_bytes(self) -> dict[int, int]:
+        return self.cluster.host_bytes()
 
     def estimate(self, plan: Plan) -> Estimate:
         """The predicted step of a plan."""
@@ -106,11 +120,8 @@ class Outlook:
 
     def _proposal(self, state: ControllerState, plan: Plan, baseline: Plan) -> Proposal:
         """The plan with its positions dealt so that least moves. Raises InfeasibleError when no way leads there."""
-        pool = self.cluster
-        capacity = {device: self._problem(baseline).usable_bytes(device) for device in pool.ids}
-        node_of = {device.id: device.node for device in pool.devices}
-        kind_of = {device.id: device.kind for device in pool.devices}
-        host = pool.host_bytes()
+        pool, capacity, node_of, host = self.cluster, self._capacity, self._node_of, self._host_bytes
+        kind_of = {device.id: device.kind for device in pool.devices} if len(pool.kinds) > 1 else None
         dag = compile(state.units, plan, self.schemas, capacity, None, node_of, kind_of, pool.links, host)
         placed = settled(plan, dag.goal)
         if misfit(self._problem(baseline), self.model, placed) is not None:
@@ -141,10 +152,13 @@ class Outlook:
 
 def settled(plan: Plan, units: EMUSet) -> Plan:
     """The plan that names the positions of `units`, model-stages and units in their usual order."""
-    assignments = tuple(
-        replace(plan.of(ms), units=tuple(unit.devices for unit in units.of(ms))) for ms in plan.model_stages
-    )
-    return replace(plan, assignments=assignments)
+    assignments: list[Assignment] = []
+    for ms in plan.model_stages:
+        assignment = plan.of(ms)
+        devices = chain.from_iterable(block.devices for block in units.blocks(ms))
+        placed = tuple(sorted(devices, key=itemgetter(0)))
+        assignments.append(assignment if assignment.units == placed else replace(assignment, units=placed))
+    return replace(plan, assignments=tuple(assignments))
 
 
 def frugal(plan: Plan, capabilities: Capabilities) -> Iterator[Plan]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nereus.core.errors import SettingsError
 from nereus.core.layout import Layout
@@ -59,24 +59,22 @@ class Assignment:
 
     candidate: Candidate
     units: tuple[tuple[int, ...], ...]
+    devices: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Every device of the model-stage."""
 
     def __post_init__(self) -> None:
         ms, layout, dp = self.candidate.model_stage, self.candidate.layout, self.candidate.dp
         if len(self.units) != dp:
             raise SettingsError(f"{ms}: dp {dp} needs {dp} units, got {len(self.units)}")
         size = layout.size * self.candidate.cp
-        for unit in self.units:
-            if len(unit) != size:
-                raise SettingsError(f"{ms}: a unit of {layout} needs {size} devices, got {list(unit)}")
+        if set(map(len, self.units)) != {size}:
+            odd = next(unit for unit in self.units if len(unit) != size)
+            raise SettingsError(f"{ms}: a unit of {layout} needs {size} devices, got {list(odd)}")
+        object.__setattr__(self, "devices", frozenset[int]().union(*self.units))
         if len(self.devices) < size * dp:
             counts = Counter(device for unit in self.units for device in unit)
             twice = sorted(device for device, count in counts.items() if count > 1)
             raise SettingsError(f"{ms}: devices {twice} are in two concurrent units or twice in one")
-
-    @property
-    def devices(self) -> frozenset[int]:
-        """Every device of the model-stage."""
-        return frozenset[int]().union(*self.units)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,13 @@ def misfit(problem: Problem, model: StepModel, plan: Plan) -> InfeasibleError | 
 
 def shortage(problem: Problem, peaks: Mapping[int, Peak]) -> dict[int, int]:
     """Bytes of capacity that each device lacks, headroom included."""
+    usable = problem.capacity()
+    size_of = {id(peak): peak.bytes for peak in {id(peak): peak for peak in peaks.values()}.values()}
+    """Thousands of devices share a few peaks."""
     short = {
         device: problem.needed_capacity(peak.bytes, device) - problem.cluster.kind(device).memory_bytes
         for device, peak in peaks.items()
-        if peak.bytes > problem.usable_bytes(device)
+        if size_of[id(peak)] > usable[device]
     }
     return {device: max(size, 1) for device, size in short.items()}
 

@@ -41,6 +41,11 @@ class Problem:
         found = self.cluster.kinds[kind]
         return math.floor(found.memory_bytes * (1 - self.headroom)) - runtime_bytes(found)
 
+    def capacity(self) -> dict[int, int]:
+        """The same by device."""
+        by_kind = {kind: self.usable(kind) for kind in {device.kind for device in self.cluster.devices}}
+        return {device.id: by_kind[device.kind] for device in self.cluster.devices}
+
     def needed_capacity(self, peak_bytes: int, device: int) -> int:
         """The smallest capacity of a device whose usable part holds `peak_bytes`."""
         return math.ceil((peak_bytes + runtime_bytes(self.cluster.kind(device))) / (1 - self.headroom))

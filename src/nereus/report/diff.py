@@ -269,7 +269,7 @@ def _way(asked: Asked, start: EMUSet, held: Mapping[ModelStage, StateSchema]) ->
 def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelStage, StateSchema]) -> TransitionDAG:
     """The transition to settled positions; when memory allows none, the error says what capacity would."""
     problem = asked.problem
-    usable = {device: problem.usable_bytes(device) for device in problem.cluster.ids}
+    usable = problem.capacity()
     node_of = {device.id: device.node for device in problem.cluster.devices}
     host_bytes = problem.cluster.host_bytes()
     if asked.host_bytes is not None:
@@ -369,10 +369,11 @@ def _levels(dag: TransitionDAG, held: Mapping[ModelStage, StateSchema], problem:
     """Devices with equal levels together, the fullest first."""
     before, after, peak = stored_bytes(dag.start, held), stored_bytes(dag.goal, held), peak_bytes(dag, held)
     groups: dict[tuple[int, int, int, int], list[int]] = {}
+    usable = problem.capacity()
     for device in problem.cluster.ids:
         if device in peak or device in after:
             most = max(peak.get(device, 0), after[device])
-            key = (before[device], most, after[device], problem.usable_bytes(device))
+            key = (before[device], most, after[device], usable[device])
             groups.setdefault(key, []).append(device)
     rows = (Level(devices.where(ids, problem.cluster), tuple(ids), *key) for key, ids in groups.items())
     return tuple(sorted(rows, key=lambda row: -row.share))

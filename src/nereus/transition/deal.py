@@ -18,6 +18,8 @@ WINDOW = 256
 """Up to so many nodes are dealt together; larger pools go in runs of neighbours."""
 TABLES = 1 << 20
 """Entries of tables of overlaps that are looked at together."""
+FEW = 256
+"""Up to so many rows are compared one by one."""
 MIXER = np.uint64(0x9E3779B97F4A7C15)
 """An odd number with its bits spread: sums of its powers hardly ever agree by chance."""
 
@@ -47,15 +49,17 @@ def deal(free: Ints, held: Ints, named: Ints, overlap: Ints, nodes: Lookup, kind
     positions of a unit) in bytes. `nodes` tells the node of devices; every node has as many of `free` and `named`.
     Nodes of unequal `kinds` do not change places.
     """
-    if np.array_equal(free, named) and _cannot_be_better(held, overlap):
+    same = np.array_equal(free, named)
+    if same and _cannot_be_better(held, overlap):
         return named
     node = nodes(free)
-    by_node, by_place = (np.argsort(each, kind="stable") for each in (node, nodes(named)))
+    by_node = np.argsort(node, kind="stable")
+    by_place = by_node if same else np.argsort(nodes(named), kind="stable")
     starts = np.flatnonzero(np.diff(node[by_node], prepend=node.min() - 1))
     lengths = np.diff(starts, append=len(free))
     every = Blocks(free[by_node], held[by_node], by_place, by_place % overlap.shape[1], named[by_place])
     chosen = np.empty(len(free), dtype=np.int64)
-    for length in np.unique(lengths).tolist():
+    for length in sorted(set(lengths.tolist())):
         index = starts[lengths == length][:, None] + np.arange(length)
         blocks = every.rows(index)
         alike = [np.arange(len(index))] if kinds is None else groups(np.sort(kinds(blocks.devices), axis=1))
@@ -67,11 +71,8 @@ def _cannot_be_better(held: Ints, overlap: Ints) -> bool:
     """Whether the device of each place, in their order, already holds as much as any order could give."""
     places = np.arange(len(held)) % overlap.shape[1]
     stays = overlap[held, places].sum()
-    at_most = (
-        overlap.max(axis=1)[held].sum(),
-        overlap[np.bincount(held, minlength=len(overlap)) > 0].max(axis=0)[places].sum(),
-    )
-    return bool(stays == min(at_most))
+    some = np.bincount(held, minlength=len(overlap)) > 0
+    return bool(stays == min(overlap.max(axis=1)[held].sum(), overlap[some].max(axis=0)[places].sum()))
 
 
 def _deal(blocks: Blocks, alike: Sequence[Ints], overlap: Ints, chosen: Ints) -> None:
@@ -84,20 +85,21 @@ def _deal(blocks: Blocks, alike: Sequence[Ints], overlap: Ints, chosen: Ints) ->
     for nodes in alike:
         for first in range(0, len(nodes), WINDOW):
             window = nodes[first : first + WINDOW]
-            near = unit[window] - unit[window[0]]
-            key = np.stack([held_id[window], wanted_id[window], near]).tobytes()
+            run = np.stack([held_id[window], wanted_id[window], unit[window] - unit[window[0]]])
+            key = run.tobytes()
             if key not in known:
-                known[key] = _homes(overlap, held, wanted, np.stack([held_id[window], wanted_id[window], near]))
+                known[key] = _homes(overlap, held, wanted, run)
             home[window] = window[known[key]]
-    devices = blocks.devices[home]
-    kinds, kind = distinct(np.column_stack([held_id[home], wanted_id, _order(devices, blocks.named)]))
-    dealt = np.empty((len(kinds), blocks.places.shape[1]), dtype=np.int64)
-    for each, (has, takes, *order) in zip(dealt, kinds.tolist(), strict=True):
-        # Among equals the plan's own order wins: twice the bytes leave room for half a byte of preference.
-        preferred = overlap[held[has]][:, wanted[takes]] * 2 + (np.arange(len(order))[:, None] == order)
-        rows, columns = linear_sum_assignment(preferred, maximize=True)
+    devices, length = blocks.devices[home], blocks.places.shape[1]
+    ways, way = distinct(np.column_stack([held_id[home], wanted_id, _order(devices, blocks.named)]))
+    tables = overlap[held[ways[:, 0]][:, :, None], wanted[ways[:, 1]][:, None, :]]
+    # Among equals the plan's own order wins: twice the bytes leave room for half a byte of preference.
+    preferred = tables * 2 + (np.arange(length)[:, None] == ways[:, None, 2:])
+    dealt = np.empty((len(ways), length), dtype=np.int64)
+    for each, table in zip(dealt, preferred, strict=True):
+        rows, columns = linear_sum_assignment(table, maximize=True)
         each[columns] = rows
-    chosen[blocks.places] = np.take_along_axis(devices, dealt[kind], axis=1)
+    chosen[blocks.places] = np.take_along_axis(devices, dealt[way], axis=1)
 
 
 def _order(devices: Ints, named: Ints) -> Ints:
@@ -109,16 +111,21 @@ def _order(devices: Ints, named: Ints) -> Ints:
     return found
 
 
-def _homes(overlap: Ints, held: Ints, wanted: Ints, blocks: Ints) -> Ints:
-    """Block → the node whose devices take it. `blocks` are (what it holds, what it is, its unit) of nodes in a row."""
-    (has, has_id), (takes, takes_id) = (np.unique(each, return_inverse=True) for each in blocks[:2])
-    worth = _worth(overlap, held[has], wanted[takes])[np.ix_(has_id, takes_id)]
-    """(nodes, blocks): the bytes that stay when a node takes a block."""
-    if worth.trace() >= min(worth.max(axis=1).sum(), worth.max(axis=0).sum()):
-        return np.arange(len(worth))
+def _homes(overlap: Ints, held: Ints, wanted: Ints, run: Ints) -> Ints:
+    """Block → the node whose devices take it. `run` is (what it holds, what it is, its unit) of each of some nodes."""
+    has, takes, unit = run
+    if len(held) > len(has):  # most are of other runs
+        some, has = np.unique(has, return_inverse=True)
+        held = held[some]
+    if len(wanted) > len(takes):
+        some, takes = np.unique(takes, return_inverse=True)
+        wanted = wanted[some]
+    worth = _worth(overlap, held, wanted)
+    if worth[has, takes].sum() >= min(worth.max(axis=1)[has].sum(), worth.max(axis=0)[takes].sum()):
+        return np.arange(len(unit))
     # Among equals the node that the plan names wins, then a node of the same unit.
-    near = (blocks[2][:, None] == blocks[2]) + np.eye(len(worth), dtype=np.int64)
-    rows, columns = linear_sum_assignment(worth * 4 + near, maximize=True)
+    near = (unit[:, None] == unit) + np.eye(len(unit), dtype=np.int64)
+    rows, columns = linear_sum_assignment(worth[has[:, None], takes] * 4 + near, maximize=True)
     found: Ints = rows[np.argsort(columns)]
     return found
 
@@ -143,12 +150,18 @@ def _worth(overlap: Ints, held: Ints, wanted: Ints) -> Ints:
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """The distinct rows, and the number of each row."""
+    if len(rows) <= FEW:
+        as_bytes = np.dtype((np.void, rows.shape[1] * rows.itemsize))
+        data: list[bytes] = np.ascontiguousarray(rows).view(as_bytes).ravel().tolist()  # type: ignore[assignment]
+        number: dict[bytes, int] = {}
+        numbers = np.array([number.setdefault(row, len(number)) for row in data])
+        return np.frombuffer(b"".join(number), dtype=rows.dtype).reshape(-1, rows.shape[1]), numbers
     mixed = rows.astype(np.uint64) @ np.full(rows.shape[1], MIXER).cumprod()
-    _, first, numbers = np.unique(mixed, return_index=True, return_inverse=True)
-    found = rows[first]
-    if not np.array_equal(found[numbers], rows):  # rows that differ have been mixed to one number
-        found, numbers = np.unique(rows, axis=0, return_inverse=True)
-    return found, numbers.reshape(-1)
+    _, first, found = np.unique(mixed, return_index=True, return_inverse=True)
+    if np.array_equal(rows[first][found], rows):
+        return rows[first], found
+    some, found = np.unique(rows, axis=0, return_inverse=True)  # rows that differ have been mixed to one number
+    return some, found.reshape(-1)
 
 
 def groups(rows: Ints) -> list[Ints]:

@@ -65,19 +65,17 @@ def _placed(
     site: _Site,
 ) -> EMUBlock:
     layout, slots = wanted.layout, rows_of(wanted)
-    goal, unfilled = slots.copy(), np.ones(len(slots), dtype=np.bool_)
+    goal, free, unfilled = slots.copy(), slots.ravel(), np.arange(len(slots))
     for block in existing:
         if block.layout == layout:
-            units = rows_of(block)
-            taken_by = keep(units, slots, site.nodes)
-            unfilled = taken_by < 0
-            goal[~unfilled] = units[taken_by[~unfilled]]
-    if unfilled.any():
-        taken, devices = goal[~unfilled].ravel(), slots.ravel()
-        free = devices[looked_up(devices, taken, np.ones_like(taken), 0) == 0]
-        named = slots[unfilled].ravel()
+            taken_by = keep(rows_of(block), slots, site.nodes)
+            filled, unfilled = np.flatnonzero(taken_by >= 0), np.flatnonzero(taken_by < 0)
+            taken = rows_of(block)[taken_by[filled]]
+            goal[filled] = taken
+            free = free[looked_up(free, taken.ravel(), np.ones(taken.size, dtype=np.int64), 0) == 0]
+    if len(unfilled):
         overlap, held = overlaps(existing, layout, schema, free)
-        dealt = deal(free, held, named, overlap, site.nodes, site.kinds)
+        dealt = deal(free, held, slots[unfilled].ravel(), overlap, site.nodes, site.kinds)
         goal[unfilled] = dealt.reshape(-1, layout.size)
     return wanted if np.array_equal(goal, slots) else block_of(wanted.model_stage, layout, goal)
 
