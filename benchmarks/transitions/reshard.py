@@ -36,7 +36,7 @@ def run(quick: bool = False) -> list[Result]:
     """Fast sides in one round, those that take seconds in another with ours among them again."""
     scenario = Scenario("TP2,PP2 -> TP4", SIZES["tiny" if quick else "full"], units(2, 2, 1), units(4, 1, 1))
     if quick:
-        return lines(compare((EXECUTOR, DIRECT), scenario, 1), scenario)
+        return lines(compare((EXECUTOR, EXECUTOR_SENT, DIRECT), scenario, 1), scenario)
     fast = compare((*BOTH, DIRECT, REFIT, DCP), scenario, RUNS + 2)
     slow = compare((EXECUTOR, MEGATRON, DEEPSPEED, TENPLEX, RESTART), scenario, RUNS)
     compared = [
