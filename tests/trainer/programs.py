@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from nereus.trainer.program import Options, TrainerProgram
 from tests.oracles.storages import live_storages
 
 READER = "tests.trainer.programs.Reader"
+SAMPLER = "tests.trainer.programs.Sampler"
 COUNTER = "tests.trainer.programs.Counter"
 BUSY_CRITIC = "tests.trainer.programs.BusyCritic"
 DIES_IN_COMMIT = "tests.trainer.programs.DiesInCommit"
 DIES_IN_TRANSITION = "tests.trainer.programs.DiesInTransition"
 FAILS_IN_SYNC = "tests.trainer.programs.FailsInSync"
+SYNC_WAITS = "tests.trainer.programs.SyncWaits"
 SPOILS_SYNC = "tests.trainer.programs.SpoilsSync"
 FAILS_IN_TRANSITION = "tests.trainer.programs.FailsInTransition"
 
@@ -122,6 +125,30 @@ class DiesInCommit(TrainerProgram):
         return self._commit(message)
 
 
+class Sampler(TrainerProgram):
+    """`seen` answers with the sample ids that it generated for, and the prompts that it trained on, since the last."""
+
+    def __init__(self, worker: Worker, options: Options) -> None:
+        super().__init__(worker, options)
+        self._ids: list[int] = []
+        self._prompts: list[list[int]] = []
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {**super().handlers(), "generate": self._noted, "update.prepare": self._trained, "seen": self._seen}
+
+    def _noted(self, message: Message) -> Message:
+        self._ids += message.arrays["sample_ids"].tolist()
+        return self._generate(message)
+
+    def _trained(self, message: Message) -> Message:
+        self._prompts += message.arrays["prompt_tokens"].tolist()
+        return self._prepare(message)
+
+    def _seen(self, _: Message) -> Message:
+        found, self._ids, self._prompts = (self._ids, self._prompts), [], []
+        return Message("seen", dict(zip(("ids", "prompts"), found, strict=True)))
+
+
 class FailsInTransition(Reader):
     """Device 3 fails in its first step of a transition."""
 
@@ -166,6 +193,38 @@ class FailsInSync(Reader):
 
             self._worker.ledger.hold = second  # type: ignore[assignment, method-assign]
         return self._sync(message)
+
+
+class SyncWaits(Reader):
+    """Device 1 receives weights only once the critic has made its last update, and that only once device 1 waits."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {**super().handlers(), "sync": self._sync_late, "update.commit": self._commit_late}
+
+    def _sync_late(self, message: Message) -> Message:
+        if self._worker.device == 1:
+            self._file("waits").touch()
+            self._wait("updated")
+        return self._sync(message)
+
+    def _commit_late(self, message: Message) -> Message:
+        last = message.fields["update"] == self._config.workload.updates - 1
+        if message.fields["call"] != "update_critic" or not last:
+            return self._commit(message)
+        self._wait("waits")
+        reply = self._commit(message)
+        self._file("updated").touch()
+        return reply
+
+    def _wait(self, name: str) -> None:
+        ends_s = time.monotonic() + 30
+        while not self._file(name).exists():
+            if time.monotonic() > ends_s:
+                raise TransitionError(f"device {self._worker.device}: nothing else happens while it waits: {name}")
+            time.sleep(0.01)
+
+    def _file(self, name: str) -> Path:
+        return Path(self._config.models["actor"].path).parent / name
 
 
 class SpoilsSync(Reader):

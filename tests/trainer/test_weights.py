@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nereus.algorithms.grpo import Grpo
+from nereus.algorithms.ppo import Ppo
 from nereus.core import Kind, LogicalState, ModelStage, TransitionError
 from nereus.cost.state import schemas
 from nereus.engine.connection import Message
@@ -17,7 +18,7 @@ from nereus.trainer.config import OptimizerConfig
 from nereus.transition.compile import compile as compile_transition
 from tests.support.jobs import TIMEOUT_S, ReplayedJob, job_config, make_models, running
 from tests.support.plans import Degrees, plan_of
-from tests.trainer.programs import FAILS_IN_SYNC, READER, SPOILS_SYNC
+from tests.trainer.programs import FAILS_IN_SYNC, READER, SPOILS_SYNC, SYNC_WAITS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -83,6 +84,15 @@ def test_a_receiver_that_fails_ends_the_wait_of_its_sender_and_of_the_other_rece
         assert held[2][ROLLOUT][1].policy_version == 0, "weights count only when all have arrived"
         assert held[0][ACTOR][1].update_count == 2
         assert job.checkpoint().is_dir()
+
+
+def test_a_device_that_takes_no_part_goes_on_with_other_work(tmp_path: Path) -> None:
+    """The critic's last update, on a device of its own, and the synchronisation happen at the same time."""
+    config = job_config(make_models(tmp_path / "models"), Ppo(), precision="fp32", steps=1)
+    degrees = {**ONE_TO_MANY, "actor/generation": (1, 1, 1, (1,)), "critic/training": (1, 1, 1, (2,))}
+    with running(config, plan_of(degrees), tmp_path, 3, program=SYNC_WAITS) as (job, _):
+        list(job.boundaries())
+        assert read(job)[1].fields["held"][ROLLOUT][1].policy_version == config.workload.updates
 
 
 @pytest.mark.parametrize("receivers", [(1, 2, 3), (3,)], ids=["among replicas", "of the trained"])
