@@ -56,7 +56,7 @@ ORDERS = (
     ),
     Mutation(
         "free the devices of a staged unit twice",
-        "transition/run.py",
+        "transition/leaving.py",
         "        if holder.offloaded:\n            return {}\n",
         "",
         SWAP,
@@ -111,11 +111,18 @@ ORDERS = (
         BRUTE_FORCE,
     ),
     Mutation(
+        "let no unit leave while a group runs",
+        "transition/leaving.py",
+        "return self._run.rule.early and self.give_up_sources()",
+        "return False",
+        TESTS + "test_groups_that_wait_for_room_do_not_wait_for_others_that_run",
+    ),
+    Mutation(
         "let no small unit feed a large one in the bound",
         "transition/occupancy.py",
         "    for count in range(1, size):",
         "    for count in ():",
-        OPTIMAL,
+        TESTS + "test_no_bound_is_above_replicas_that_are_all_made_at_once",
     ),
     Mutation(
         "bound by the unit that is waited for longest",

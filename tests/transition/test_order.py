@@ -378,6 +378,15 @@ def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
     assert_holds(world, goal, SCHEMAS)
 
 
+def test_groups_that_wait_for_room_do_not_wait_for_others_that_run() -> None:
+    """The reward is copied between devices 8 and 9, while on the others the actor changes places as in the test above."""
+    start = EMUSet((*units(ACTOR, Layout(2), *range(4)), *units(REWARD, Layout(1), 8)))
+    goal = EMUSet((*units(ACTOR, Layout(1, 2), *range(4)), *units(REWARD, Layout(1), 8, 9)))
+    dag = connect(start, goal, SCHEMAS, full(start, goal), None, dict.fromkeys(range(10), 0))  # one node: one order
+    assert dag.span_bytes == 2 * full_bytes(SCHEMAS[ACTOR]) // 2
+    assert dag.certified
+
+
 def test_a_model_stage_that_keeps_nothing_names_it() -> None:
     with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
         connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()}, {})

@@ -23,7 +23,8 @@ from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import Build, LocalDAG
 from nereus.transition.holders import Site
 from nereus.transition.room import Room, Step
-from nereus.transition.run import Rule, Run, Stuck
+from nereus.transition.rule import Rule
+from nereus.transition.run import Run, Stuck
 from nereus.transition.steps import primitives
 
 RULES = (Rule(), Rule(early=True), Rule(patient=True), Rule(longest_first=True), Rule(eager=True))

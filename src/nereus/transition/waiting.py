@@ -1,0 +1,111 @@
+"""Groups that could start next, and what those that cannot wait for: a device, memory on one, a unit to read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from heapq import heappop, heappush
+
+from nereus.core import ModelStage
+from nereus.transition.decompose import Build
+from nereus.transition.holders import Holder, Part
+
+
+class Waiting:
+    """Queues of one run. Groups start in stage order, or the `longest_first`."""
+
+    def __init__(self, parts: Mapping[ModelStage, Part], longest_first: bool) -> None:
+        self._parts, self._longest_first = parts, longest_first
+        self._ready: list[tuple[int, int, Build]] = []
+        self._hungry: dict[int, Part] = {}
+        """Model-stages whose groups may find units to read."""
+        self._resting: dict[int, list[Build | Holder]] = defaultdict(list)
+        """Device → what waits until it is free."""
+        self.short: dict[int, list[Build]] = {}
+        """Device → groups that wait for memory on it."""
+        self._part_of: list[Part] = []
+        for part in parts.values():
+            for build in part.local.builds:
+                build.index = len(self._part_of)
+                self._part_of.append(part)
+                self.queue(build)
+
+    def part(self, build: Build) -> Part:
+        """The model-stage that a group builds."""
+        return self._part_of[build.index]
+
+    def entry(self, build: Build) -> tuple[int, int, Build]:
+        """Its place in a queue."""
+        return (-build.received_bytes if self._longest_first else 0, build.index, build)
+
+    def queue(self, build: Build) -> None:
+        """It could start."""
+        if build.sources:
+            heappush(self._ready, self.entry(build))
+        else:
+            part = self._part_of[build.index]
+            heappush(part.queue, self.entry(build))
+            self.serve(part)
+
+    def serve(self, part: Part) -> None:
+        """Groups of the model-stage may find units to read."""
+        self._hungry[id(part)] = part
+
+    def ready(self) -> Iterator[Build]:
+        """Groups that may start as far as is known and know what they read."""
+        while self._ready:
+            yield heappop(self._ready)[2]
+
+    def hungry(self) -> list[Part]:
+        """Model-stages to look at, in order, each once."""
+        found, self._hungry = self._hungry, {}
+        return sorted(found.values(), key=lambda part: part.local.model_stage.sort_key)
+
+    def rest(self, what: Build | Holder, device: int) -> None:
+        """Leave it until the device is free."""
+        self._resting[device].append(what)
+
+    def lack(self, build: Build, device: int) -> None:
+        """Leave it until the device has more memory."""
+        self.short.setdefault(device, []).append(build)
+
+    @property
+    def some(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self._ready or self._hungry)
+
+    def queued(self) -> list[Build]:
+        """All groups that could start, model-stage by model-stage; those that know what they read before."""
+        return [entry[2] for queue in self._queues() for entry in queue]
+
+    def clear(self) -> None:
+        """Forget those that could start."""
+        for queue in self._queues():
+            queue.clear()
+
+    def first(self) -> Build | None:
+        """One that waits, for memory before others."""
+        waiting = [build for builds in self.short.values() for build in builds]
+        for part in self._parts.values():
+            waiting.extend((*part.shy, *(entry[2] for entry in part.queue)))
+        return waiting[0] if waiting else None
+
+    def _queues(self) -> list[list[tuple[int, int, Build]]]:
+        return [self._ready, *(part.queue for part in self._parts.values())]
+
+    def free(self, devices: Set[int]) -> None:
+        """Devices are free: what has waited for them may be read, or start."""
+        for device in () if self._resting.keys().isdisjoint(devices) else self._resting.keys() & devices:
+            for waiting in self._resting.pop(device):
+                if isinstance(waiting, Build):
+                    self.queue(waiting)
+                else:
+                    part = self._parts[waiting.unit.model_stage]
+                    part.free(waiting)
+                    self.serve(part)
+
+    def release(self, devices: Set[int]) -> None:
+        """Devices have more memory: groups that have waited for it may start."""
+        for device in self.short.keys() & devices if self.short else ():
+            for build in self.short.pop(device):
+                self.queue(build)
