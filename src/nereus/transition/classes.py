@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from nereus.core import EMU, Layout, StateSchema, TensorSpec
-from nereus.transition.profile import PerSchema, end_ranks, profile_of
+from nereus.transition.profile import KNOWN_LAYOUTS, PerSchema, Recent, end_ranks, profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,17 @@ class _Classes:
 
     def __init__(self, schema: StateSchema) -> None:
         self._profile = profile_of(schema)
-        self._found: dict[tuple[Layout, ...], tuple[Family, ...]] = {}
+        self._found = Recent[tuple[Layout, ...], tuple[Family, ...]](KNOWN_LAYOUTS)
 
     def of(self, layouts: tuple[Layout, ...]) -> tuple[Family, ...]:
         """The classes for distinct layouts."""
-        if layouts not in self._found:
-            families: dict[object, list[TensorClass]] = {}
-            for each in self._make(layouts):
-                families.setdefault((*each.intervals.values(), *each.holders.values()), []).append(each)
-            self._found[layouts] = tuple(map(tuple, families.values()))
-        return self._found[layouts]
+        return self._found.get(layouts, lambda: self._families(layouts))
+
+    def _families(self, layouts: tuple[Layout, ...]) -> tuple[Family, ...]:
+        families: dict[object, list[TensorClass]] = {}
+        for each in self._make(layouts):
+            families.setdefault((*each.intervals.values(), *each.holders.values()), []).append(each)
+        return tuple(map(tuple, families.values()))
 
     def _make(self, layouts: tuple[Layout, ...]) -> Iterator[TensorClass]:
         profile = self._profile

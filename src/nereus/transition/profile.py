@@ -15,10 +15,30 @@ from numpy.typing import NDArray
 
 from nereus.core import Cut, Layout, StateSchema, TensorSpec, Where
 
+K = TypeVar("K")
 T = TypeVar("T")
 Ints = NDArray[np.int64]
 KNOWN = 64
 """So many schemas are remembered, the last ones used."""
+KNOWN_LAYOUTS = 256
+"""So many layouts of a schema, and as many pairs of them, are."""
+
+
+class Recent(Generic[K, T]):
+    """The values of up to `most` keys, the last ones asked for."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[K, T] = OrderedDict()
+
+    def get(self, key: K, make: Callable[[], T]) -> T:
+        """The value of `key`, made when it is not there."""
+        if key not in self._values:
+            self._values[key] = make()
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,24 +77,26 @@ class Profile:
         }
         """(kinds,): tensors that belong to no layer."""
         self.row_elements: Ints = np.array([_row_elements(sample) for sample in self.samples], dtype=np.int64)
-        self._shards: dict[int, Shards] = {}
-        self._ranks: dict[Layout, Ints] = {}
+        self._shards = Recent[int, Shards](KNOWN_LAYOUTS)
+        self._ranks = Recent[Layout, Ints](KNOWN_LAYOUTS)
 
     def shards(self, tp: int) -> Shards:
         """How `tp` ranks cut each kind."""
-        if tp not in self._shards:
-            bounds = [[sample.interval(tp, rank) for rank in range(tp)] for sample in self.samples]
-            both = np.array(bounds, dtype=np.int64).reshape(-1, tp, 2)
-            stored = [[_product(sample.local_shape(tp, rank)) for rank in range(tp)] for sample in self.samples]
-            self._shards[tp] = Shards(both[..., 0], both[..., 1], np.array(stored, dtype=np.int64).reshape(-1, tp))
-        return self._shards[tp]
+        return self._shards.get(tp, lambda: self._cut(tp))
+
+    def _cut(self, tp: int) -> Shards:
+        bounds = [[sample.interval(tp, rank) for rank in range(tp)] for sample in self.samples]
+        both = np.array(bounds, dtype=np.int64).reshape(-1, tp, 2)
+        stored = [[_product(sample.local_shape(tp, rank)) for rank in range(tp)] for sample in self.samples]
+        return Shards(both[..., 0], both[..., 1], np.array(stored, dtype=np.int64).reshape(-1, tp))
 
     def ranks(self, layout: Layout) -> Ints:
         """(layers,): the pp rank that holds each layer."""
-        if layout not in self._ranks:
-            lengths = [len(layout.layers_of(rank, self.schema.layers)) for rank in range(layout.pp)]
-            self._ranks[layout] = np.repeat(np.arange(layout.pp), lengths)
-        return self._ranks[layout]
+        return self._ranks.get(layout, lambda: self._holders(layout))
+
+    def _holders(self, layout: Layout) -> Ints:
+        lengths = [len(layout.layers_of(rank, self.schema.layers)) for rank in range(layout.pp)]
+        return np.repeat(np.arange(layout.pp), lengths)
 
 
 class PerSchema(Generic[T]):
@@ -82,21 +104,15 @@ class PerSchema(Generic[T]):
 
     def __init__(self, make: Callable[[StateSchema], T]) -> None:
         self._make = make
-        self._known: OrderedDict[int, tuple[StateSchema, T]] = OrderedDict()
+        self._known = Recent[int, tuple[StateSchema, T]](KNOWN)
 
     def __call__(self, schema: StateSchema) -> T:
         """The value for `schema`, which is kept with it, so that its id stays its own."""
-        key = id(schema)
-        if key not in self._known:
-            if len(self._known) >= KNOWN:
-                self._known.popitem(last=False)
-            self._known[key] = (schema, self._make(schema))
-        self._known.move_to_end(key)
-        return self._known[key][1]
+        return self._known.get(id(schema), lambda: (schema, self._make(schema)))[1]
 
     def forget(self) -> None:
         """Make everything anew from now on."""
-        self._known.clear()
+        self._known = Recent(KNOWN)
 
 
 profile_of = PerSchema(Profile)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus.core import Layout, StateSchema
-from nereus.transition.profile import Ints, PerSchema, Profile, end_ranks, profile_of
+from nereus.transition.profile import KNOWN_LAYOUTS, Ints, PerSchema, Profile, Recent, end_ranks, profile_of
 
 
 class Sizes:
@@ -17,37 +17,29 @@ class Sizes:
     def __init__(self, schema: StateSchema) -> None:
         self._profile = profile_of(schema)
         self._bytes = schema.element_bytes
-        self._stored: dict[Layout, Ints] = {}
-        self._owned: dict[Layout, Ints] = {}
-        self._overlap: dict[tuple[Layout, Layout], Ints] = {}
-        self._shared: dict[tuple[Layout, Layout], Ints] = {}
+        self._stored, self._owned = (Recent[Layout, Ints](KNOWN_LAYOUTS) for _ in range(2))
+        self._overlap, self._shared = (Recent[tuple[Layout, Layout], Ints](KNOWN_LAYOUTS) for _ in range(2))
 
     def stored(self, layout: Layout) -> Ints:
         """(positions,): bytes stored, padding included."""
-        if layout not in self._stored:
-            elements = self._profile.shards(layout.tp).stored
-            self._stored[layout] = self._alone(layout, elements)
-        return self._stored[layout]
+        return self._stored.get(layout, lambda: self._alone(layout, self._profile.shards(layout.tp).stored))
 
     def owned(self, layout: Layout) -> Ints:
         """(positions,): bytes of the logical state, padding left out."""
-        if layout not in self._owned:
+
+        def owned() -> Ints:
             shards = self._profile.shards(layout.tp)
-            elements = (shards.stop - shards.start) * self._profile.row_elements[:, None]
-            self._owned[layout] = self._alone(layout, elements)
-        return self._owned[layout]
+            return self._alone(layout, (shards.stop - shards.start) * self._profile.row_elements[:, None])
+
+        return self._owned.get(layout, owned)
 
     def overlap(self, old: Layout, new: Layout) -> Ints:
         """(positions of `old`, positions of `new`): bytes of the logical state that both own."""
-        if (old, new) not in self._overlap:
-            self._overlap[old, new] = self._pairwise(old, new, _common)
-        return self._overlap[old, new]
+        return self._overlap.get((old, new), lambda: self._pairwise(old, new, _common))
 
     def shared(self, old: Layout, new: Layout) -> Ints:
         """(positions of `old`, of `new`): bytes of the tensors whose shard is the same, which keep their storage."""
-        if (old, new) not in self._shared:
-            self._shared[old, new] = self._pairwise(old, new, _same)
-        return self._shared[old, new]
+        return self._shared.get((old, new), lambda: self._pairwise(old, new, _same))
 
     def _alone(self, layout: Layout, elements: Ints) -> Ints:
         """(kinds, tp) elements of a tensor → (positions,) bytes."""
