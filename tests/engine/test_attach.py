@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from nereus.core import TransportError
 from nereus.engine.transports import attach
-from nereus.engine.transports.attach import CARD_BYTES, Process, alike, card, find, segments
+from nereus.engine.transports.attach import CARD_BYTES, Process, alike, card, find, runs, segments
 
 DTYPES = (
     torch.bool,
@@ -104,6 +104,7 @@ def test_segments_are_the_bytes_of_the_elements_in_their_order(pair: tuple[torch
     for view in pair:
         found = [address + byte for address, size in places(view).tolist() for byte in range(size)]
         assert found == elements(view)
+        assert len(places(view)) == runs(tuple(view.shape), view.stride(), view.element_size())[0]
 
 
 def test_what_is_contiguous_is_one_segment_and_a_cut_of_columns_one_a_row() -> None:

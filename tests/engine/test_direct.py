@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from nereus.core import NereusError
+from nereus.engine import direct
 from nereus.engine.direct import LEAST_RUN_BYTES, MOST_PIECES, Direct
 from nereus.engine.exchange import Exchange
 from nereus.engine.groups import GroupRegistry
@@ -76,7 +77,9 @@ def exchanged(transport: Torch, send: Callable[[torch.Tensor], torch.Tensor] = t
     return set(exchange._direct.read_from)
 
 
-def test_all_pairs_of_one_host_read() -> None:
+@pytest.mark.parametrize("batch", [1, direct.BATCH_PIECES])
+def test_all_pairs_of_one_host_read(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    monkeypatch.setattr(direct, "BATCH_PIECES", batch)
     found: dict[int, set[int]] = {}
     on_threads(3, lambda transport: found.update({transport.rank: exchanged(transport)}))
     assert found == {rank: {0, 1, 2} - {rank} for rank in range(3)}

@@ -8,25 +8,29 @@ cannot offer (it converts, it is not in the memory of the host, its pieces are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nereus.core import NereusError, TransportError
 from nereus.engine.messages import Part, Parts, limited
-from nereus.engine.transports.attach import CARD_BYTES, Process, Segments, alike, card, find, segments
+from nereus.engine.transports.attach import CARD_BYTES, Process, Segments, alike, card, find, runs, segments
 
 if TYPE_CHECKING:
     from nereus.engine.groups import Handle
     from nereus.engine.transports.torch import Torch
 
 Note = Callable[[NereusError], None]
+Numbers = NDArray[np.int64]
 LEAST_RUN_BYTES = 256
 """Smaller pieces cost more one by one than what is packed and sent."""
 FEW_PIECES = 64
 """So many of them cost nothing to speak of in one part."""
+BATCH_PIECES = 1 << 15
+"""So many are listed at once: a megabyte."""
 MOST_PIECES = 4096
 """So many of them a source offers to one rank: a millisecond or two."""
 
@@ -72,16 +76,10 @@ class Direct:
         self._transport, self._note = transport, note
         self._sends = {rank: _cut(parts, limit) for rank, parts in sends.items()}
         self._receives = {rank: _cut(parts, limit) for rank, parts in receives.items()}
-        self._here = {rank: _targets(parts) for rank, parts in self._receives.items()}
-        staged = [
-            part.bytes
-            for rank, parts in self._receives.items()
-            for part, here in zip(parts, self._here[rank], strict=True)
-            if here is None
-        ]
+        staged = [part.bytes for parts in self._receives.values() for part in parts if _staged(part)]
         self._scratch = torch.empty(max(staged, default=0), dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
-        self._offers: dict[int, list[Segments]] = {}
+        self._offers: dict[int, Numbers] = {}
         self._done: _Letters | None = None
         self.read_by: frozenset[int] = frozenset()
         """Ranks that read what would be sent to them."""
@@ -110,24 +108,26 @@ class Direct:
         for rank in self._sources:
             told = letters.take(rank, "its offer")
             if told is not None and any(told):
-                self._offers[rank] = _offered(np.frombuffer(told, np.int64), self._receives[rank])
+                self._offers[rank] = np.frombuffer(told, np.int64)
         letters.end("offers")
         self.read_by = frozenset(rank for rank, told in offers.items() if told.any())
 
     def pull(self, rank: int) -> None:
         """Read everything from one rank. Raises TransportError."""
-        process = self._sources[rank]
-        ours: list[Segments] = []
-        theirs: list[Segments] = []
+        process, parts = self._sources[rank], self._receives[rank]
+        batch: list[tuple[Segments, Segments]] = []
+        listed = 0
         try:
-            for part, here, there in zip(self._receives[rank], self._here[rank], self._offers[rank], strict=True):
-                if here is None:
+            for part, there in zip(parts, _offered(self._offers[rank], parts), strict=True):
+                if _staged(part):
                     self._convert(process, part, there)
                     continue
-                for side, pieces in zip((ours, theirs), alike(here, there), strict=True):
-                    side.append(pieces)
-            if ours:
-                process.read(np.concatenate(ours), np.concatenate(theirs))
+                batch.append(alike(_places(part), there))
+                listed += len(batch[-1][0])
+                if listed >= BATCH_PIECES:
+                    _read(process, batch)
+                    listed = 0
+            _read(process, batch)
         except TransportError as error:
             raise TransportError(f"reading from rank {rank} failed: {error}") from None
 
@@ -204,43 +204,53 @@ class _Letters:
             self._note(error)
 
 
+def _read(process: Process, batch: list[tuple[Segments, Segments]]) -> None:
+    """What is listed, which is none afterwards."""
+    if batch:
+        process.read(*(np.concatenate(side) for side in zip(*batch, strict=True)))
+    batch.clear()
+
+
 def _cut(parts: Parts, limit: int) -> list[Part]:
     return [small for part in parts if part.view.numel() for small in limited(part, limit)]
 
 
-def _places(part: Part) -> Segments | None:
-    """Where a part lies in this process's memory, in the dtype that travels; None where it cannot be used as it is."""
+def _pieces(part: Part) -> tuple[int, int] | None:
+    """(pieces, bytes of each) of a part in this process's memory; None where it cannot be used as it is."""
     view = part.view
     if view.device.type != "cpu" or view.dtype != part.dtype or view.is_conj() or view.is_neg():
         return None
+    return runs(tuple(view.shape), view.stride(), view.element_size())
+
+
+def _tiny(count: int, size_bytes: int) -> int:
+    """How many small pieces."""
+    return count if size_bytes < LEAST_RUN_BYTES else 0
+
+
+def _staged(part: Part) -> bool:
+    """Whether a part is read by way of the scratch buffer."""
+    found = _pieces(part)
+    return found is None or _tiny(*found) > FEW_PIECES
+
+
+def _places(part: Part) -> Segments:
+    view = part.view
     return segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
 
 
-def _targets(parts: Parts) -> list[Segments | None]:
-    """Where parts are read to; None: by way of the scratch buffer."""
-    found = (_places(part) for part in parts)
-    return [None if each is None or _tiny(each) > FEW_PIECES else each for each in found]
-
-
-def _tiny(pieces: Segments) -> int:
-    """How many small pieces."""
-    return len(pieces) if pieces[0, 1] < LEAST_RUN_BYTES else 0
-
-
-def _offer(parts: Parts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _offer(parts: Parts) -> Numbers:
     """Address and strides of each part; zeros where they cannot be read as they are."""
     told = np.array([number for part in parts for number in (part.view.data_ptr(), *part.view.stride())], np.int64)
-    found = [_places(part) for part in parts]
-    pieces = sum(MOST_PIECES + 1 if each is None else _tiny(each) for each in found)
+    found = [_pieces(part) for part in parts]
+    pieces = sum(MOST_PIECES + 1 if each is None else _tiny(*each) for each in found)
     return told if pieces <= MOST_PIECES else np.zeros_like(told)
 
 
-def _offered(told: np.ndarray[tuple[int], np.dtype[np.int64]], parts: Parts) -> list[Segments]:
+def _offered(told: Numbers, parts: Parts) -> Iterator[Segments]:
     """What the other side's views are: of the same shapes as ours, in the dtype that travels."""
-    found: list[Segments] = []
     start = 0
     for part in parts:
-        address, *strides = (int(number) for number in told[start : start + 1 + part.view.dim()])
-        found.append(segments(address, tuple(part.view.shape), tuple(strides), part.dtype.itemsize))
+        address, *strides = told[start : start + 1 + part.view.dim()].tolist()
+        yield segments(address, tuple(part.view.shape), tuple(strides), part.dtype.itemsize)
         start += 1 + part.view.dim()
-    return found

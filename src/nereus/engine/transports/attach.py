@@ -43,6 +43,7 @@ _mark = np.zeros(_MARK_BYTES, np.uint8)
 
 def _renew() -> None:
     _mark[:] = 0
+    _permit.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -107,26 +108,30 @@ class Process:
             raise TransportError(f"process {self.pid} is not the one that was met: its mark is missing")
 
 
-def segments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> Segments:
-    """The memory of a view in the order of its elements, in as few pieces as it has. `strides` in elements."""
-    run, wanted = item_bytes, 1
+def runs(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> tuple[int, int]:
+    """(pieces, bytes of each) that a view's memory is made of. `strides` in elements."""
+    count, run = 1, item_bytes
     for size, step in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and step != wanted:
-            break
-        wanted *= size
-    else:  # contiguous, as most are
-        return np.array([[address, wanted * item_bytes]], np.int64)
-    starts = np.array([address], np.int64)
-    for size, step in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 1:
-            continue
-        if len(starts) == 1 and step * item_bytes == run:
+        if size > 1 and count == 1 and step * item_bytes == run:
             run *= size
         else:
+            count *= size
+    return count, run
+
+
+def segments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> Segments:
+    """The memory of a view in the order of its elements, in as few pieces as `runs` says."""
+    count, run = runs(shape, strides, item_bytes)
+    if count == 1:
+        return np.array([[address, run]], np.int64)
+    starts = np.array([address], np.int64)
+    within = item_bytes
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if within < run:
+            within *= size
+        elif size > 1:
             starts = (np.arange(size, dtype=np.int64)[:, None] * (step * item_bytes) + starts).reshape(-1)
-    found = np.empty((len(starts), 2), np.int64)
-    found[:, 0], found[:, 1] = starts, run
-    return found
+    return np.stack([starts, np.full_like(starts, run)], axis=1)
 
 
 def alike(first: Segments, second: Segments) -> tuple[Segments, Segments]:
@@ -177,10 +182,14 @@ def _missing(*_: object) -> int:
 
 @cache
 def _permit() -> None:
-    """Under Yama's scope 1: this process's siblings, which the ranks of one launcher are, may read its memory."""
-    if _YAMA.exists() and _YAMA.read_text().strip() == "1":
+    """Under Yama's scope 1: this process's siblings, which the ranks of one launcher are, may read its memory.
+
+    Not where the parent is process 1, whose children are everybody.
+    """
+    parent = os.getppid()
+    if parent > 1 and _YAMA.exists() and _YAMA.read_text().strip() == "1":
         unsigned = ctypes.c_ulong
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, unsigned(os.getppid()), unsigned(0), unsigned(0), unsigned(0))
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, unsigned(parent), unsigned(0), unsigned(0), unsigned(0))
 
 
 def _named(number: int) -> str:
