@@ -15,7 +15,8 @@ from benchmarks.transitions.state import SIZES, Size
 RUNS = 3
 LAYOUTS = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1)), 8: ((4, 2), (2, 4))}
 """Workers → two layouts, both ways between them."""
-STATES = ("quarter", "half", "full", "large")
+STATE, STATES = "half", ("sixth", "quarter", "half", "full")
+"""Of the settings that differ in workers; of those that differ in bytes, all on four workers."""
 
 
 def run(quick: bool = False) -> list[Result]:
@@ -25,10 +26,10 @@ def run(quick: bool = False) -> list[Result]:
         return setting("2 workers", _both_ways(2, SIZES["tiny"]), sides[:1], 1)
     lines: list[Result] = []
     for workers in LAYOUTS:
-        size = SIZES["full" if workers < 8 else "half"]
+        size = SIZES[STATE]
         lines += setting(f"{workers} workers, {size.bytes / 1e6:.0f} MB", _both_ways(workers, size), sides, RUNS)
     for name in STATES:
-        if name != "full":  # that is the row of four workers
+        if name != STATE:  # that is the row of four workers
             size = SIZES[name]
             lines += setting(f"4 workers, {size.bytes / 1e6:.0f} MB", _both_ways(4, size), sides, RUNS)
     return lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.transitions.ranks import WAIT_S, Meter
 from benchmarks.transitions.scenario import Scenario
-from benchmarks.transitions.state import KINDS, Size, Units, filled, wrong
+from benchmarks.transitions.state import KINDS, Size, Units, values, wrong
 from nereus.core import (
     EMU,
     Assignment,
@@ -63,8 +63,9 @@ class Program:
         """A live position with the contents that everybody can compute."""
         unit: EMU = message.fields["unit"]
         position = self.worker.positions.create(unit, message.fields["schema"])
-        for (name, kind), part in filled(message.fields["size"], as_units((unit,)), self.worker.device).items():
-            position.tensors[name, Kind(kind)].copy_(part)
+        for tensor, start, stop in as_units((unit,)).held(message.fields["size"], self.worker.device):
+            for kind in KINDS:
+                position.tensors[tensor.name, Kind(kind)].copy_(values(tensor, kind, start, stop))
         position.logical = LogicalState(1)
 
     def units(self, message: Message) -> Message:

@@ -114,14 +114,19 @@ class Running:
             raise RuntimeError(answer["error"])
         return answer
 
+    def leave(self) -> None:
+        """Tell it to end, and do not wait."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
     def close(self) -> None:
         """End it and all that it has started: tools leave processes of their own behind."""
-        assert self._process.stdin is not None
+        self.leave()
         assert self._process.stdout is not None
         try:
-            self._process.stdin.close()
             self._process.wait(END_S)
-        except (OSError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             self._process.kill()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -160,6 +165,7 @@ def compare(sides: Sequence[Side], scenario: Scenario, runs: int) -> dict[str, M
             for side in group:
                 running[side.name] = Running(side, scenario)
                 stack.callback(running[side.name].close)
+            stack.callback(_leave, running)
             for round_ in range(-1, runs):
                 names = [side.name for side in group]
                 first = round_ % max(len(names), 1)
@@ -167,6 +173,12 @@ def compare(sides: Sequence[Side], scenario: Scenario, runs: int) -> dict[str, M
                     if found[name].reason is None:
                         _turn(running[name], found[name], round_)
     return found
+
+
+def _leave(running: Mapping[str, Running]) -> None:
+    """All at once: then waiting for one is waiting for all."""
+    for side in running.values():
+        side.leave()
 
 
 def _present(side: Side, measured: Measured) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -15,6 +16,7 @@ KINDS = ("param", "exp_avg", "exp_avg_sq")
 ITEM_BYTES = 4
 MODULUS = 16_777_213
 """Below 2^24: every value is exact in fp32."""
+SMALL_ELEMENTS = 1 << 19
 
 State = dict[tuple[str, str], torch.Tensor]
 """(tensor, kind) → the part of it that one device holds."""
@@ -93,13 +95,22 @@ SIZES: Mapping[str, Size] = {
     "full": Size(),  # 642 MB
     "half": Size(hidden=704, ffn=1936, heads=16, kv_heads=8, vocab=4096),  # 330 MB
     "quarter": Size(hidden=512, ffn=1408, heads=8, kv_heads=8, vocab=4096),  # 209 MB
+    "sixth": Size(hidden=384, ffn=1056, heads=8, kv_heads=8, vocab=2048),  # 106 MB
     "tiny": Size(hidden=64, ffn=128, layers=2, heads=4, kv_heads=2, vocab=128),
     "large": Size(layers=8),  # 1.18 GB
 }
 
 
 def values(tensor: Tensor, kind: str, start: int, stop: int) -> torch.Tensor:
-    """Indices [start, stop) of the cut dim: element i of the whole tensor is (i + a number of its name) mod MODULUS."""
+    """Indices [start, stop) of the cut dim: element i of the whole tensor is (i + a number of its name) mod MODULUS.
+
+    Not to be written to: those of small tensors, which many trials ask for again, are computed once.
+    """
+    small = prod(tensor.shape) <= SMALL_ELEMENTS
+    return (_small if small else _computed)(tensor, kind, start, stop)
+
+
+def _computed(tensor: Tensor, kind: str, start: int, stop: int) -> torch.Tensor:
     seed = sum(ord(letter) * (place + 1) for place, letter in enumerate(tensor.name + kind)) % 9973 * 131
     if tensor.dim == 1:
         rows, columns = tensor.shape
@@ -140,10 +151,15 @@ class Units:
         return rows * ITEM_BYTES * len(KINDS)
 
 
+@lru_cache(maxsize=1024)
+def _small(tensor: Tensor, kind: str, start: int, stop: int) -> torch.Tensor:
+    return _computed(tensor, kind, start, stop)
+
+
 def filled(size: Size, units: Units, device: int) -> State:
-    """What a device holds."""
+    """What a device holds, in tensors of its own."""
     return {
-        (tensor.name, kind): values(tensor, kind, start, stop)
+        (tensor.name, kind): _computed(tensor, kind, start, stop)
         for tensor, start, stop in units.held(size, device)
         for kind in KINDS
     }
