@@ -33,7 +33,8 @@ ACTOR = ModelStage("actor", Stage.TRAINING)
 ROWS = TensorSpec("rows", (300, 500), Where.FIRST, cut=Cut(0, 2))
 COLUMNS = TensorSpec("columns", (300, 500), Where.FIRST, cut=Cut(1, 2))
 SMALL = tuple(TensorSpec(f"small{i}", (7,), Where.FIRST) for i in range(40))
-TENSORS = (ROWS, COLUMNS, *SMALL)
+SCALAR = TensorSpec("scalar", (), Where.FIRST)
+TENSORS = (ROWS, COLUMNS, SCALAR, *SMALL)
 
 
 def schema(dtype: str) -> StateSchema:
@@ -49,7 +50,7 @@ def moves(item_bytes: int) -> list[Move]:
     found = []
     for tensor in TENSORS:
         start, stop = tensor.interval(2, 1)
-        size = tensor.elements // tensor.shape[tensor.cut.dim or 0] * (stop - start) * item_bytes
+        size = torch.empty(tensor.shape or (1,)).narrow(tensor.cut.dim or 0, start, stop - start).numel() * item_bytes
         found.append(Move(tensor.name, Kind.PARAM, Box(tensor.cut.dim or 0, start, stop), 0, (1,), size))
     return found
 
@@ -78,7 +79,8 @@ def test_boxes_arrive_in_place_and_in_the_dtype_of_the_target(target: str, item_
         sender, receiver = list(pool.map(run, (0, 1)))
     for tensor in TENSORS:
         start, stop = tensor.interval(2, 1)
-        wanted = logical(tensor).narrow(tensor.cut.dim or 0, start, stop - start)
+        whole = logical(tensor)
+        wanted = whole.narrow(tensor.cut.dim or 0, start, stop - start) if tensor.shape else whole
         got = receiver[0].tensors[tensor.name, Kind.PARAM]
         assert torch.equal(got, wanted.to(got.dtype)), tensor.name
     total = sum(move.bytes for move in moves(item_bytes))

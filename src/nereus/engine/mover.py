@@ -101,6 +101,8 @@ class Mover:
                 f"device {self._device}: {move.tensor} {move.kind} [{move.box.start}, {move.box.stop}) is asked for, "
                 f"{position.unit} holds [{shard.start}, {shard.stop})"
             )
+        if not tensor.dim():  # one element, always whole
+            return tensor
         return tensor.narrow(move.box.dim, move.box.start - shard.start, move.box.stop - move.box.start)
 
 

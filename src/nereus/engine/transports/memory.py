@@ -185,18 +185,19 @@ class _Run:
 
     def _write(self, move: Move, target: int, group: _Group) -> None:
         key, source, goal = (move.tensor, move.kind), group.reads[move.source], group.builds[target]
-        data = self._world.positions[move.source, source][key][group.index(move, source, move.source)]
+        held = self._world.positions[move.source, source][key]
+        data = held[group.index(move, source, move.source)[: held.ndim]]
         if data.nbytes != move.bytes:
             raise TransitionError(f"{move.tensor} {move.kind}: the box has {data.nbytes} bytes, {move.bytes} planned")
         array = self._world.positions[target, goal][key]
-        index = group.index(move, goal, target)
+        index = group.index(move, goal, target)[: array.ndim]
         array[index] = data
         group.writes[id(array)][index] += 1
 
     def _check_commit(self, group: _Group) -> None:
         for device, goal in group.builds.items():
             for tensor, start, stop in group.schema.held(goal, device):
-                owned = _slices(tensor.cut.dim or 0, 0, stop - start)
+                owned = _slices(tensor.cut.dim or 0, 0, stop - start)[: len(tensor.shape)]
                 for kind in group.schema.dtypes:
                     writes = group.writes.get(id(self._world.positions[device, goal][tensor.name, kind]))
                     if writes is not None and not (writes[owned] == 1).all():
