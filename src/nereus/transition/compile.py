@@ -140,7 +140,7 @@ def _ordered(
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
-    goals: tuple[float | None, float, int] = (None, 0.0, TRIED_GROUPS),
+    goals: tuple[float | None, float, int | None] = (None, 0.0, None),
 ) -> TransitionDAG:
     """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits.
 

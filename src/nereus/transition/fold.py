@@ -73,7 +73,7 @@ def fold(
     cells = int(cell_of.max()) + 1
     needs, stays = _needs(blocks, cell_of, len(changed), cells)
     lot_of = cell_of
-    if needs.unread.any() or (needs.wanted.any(axis=1) & needs.idle.any(axis=1)).any():
+    if not needs.apart:
         alike = np.empty(cells, dtype=np.int64)
         for number, (members, _) in enumerate(_alike(cell_of, blocks, node, free)):
             alike[members] = number

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from math import ceil, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +29,22 @@ class Needs:
     """Devices of new units that hold nothing that may be read in place."""
 
     @property
-    def unread(self) -> Flags:
-        """Whether it has nothing to read for what it builds."""
-        found: Flags = (self.wanted > 0) & (self.held == 0)
-        return found
-
-    @property
     def idle(self) -> Ints:
         """Devices in units of the start where nothing has to arrive."""
         return np.where(self.wanted.any(axis=0), 0, self.held)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each cell does as well alone as all together."""
+        spare = self.held * (2 ** _rounds(self.held.sum(axis=1), self.wanted.sum(axis=1)) - 1)[:, None] - self.wanted
+        helped = ((self.idle > 0) & (self.wanted == 0)).any(axis=1) & (self.wanted > self.idle).any(axis=1)
+        return not (spare < 0).any() and not helped.any()
+
+
+def _rounds(held: Ints, wanted: Ints) -> Ints:
+    """In a round, each device that holds state sends it to one that does not."""
+    found: Ints = np.maximum(1, np.ceil(np.log2(1 + wanted / np.maximum(1, held)) - 1e-9)).astype(np.int64)
+    return found
 
 
 class _Lots:
@@ -98,7 +104,7 @@ def lots_of(needs: Needs, alike: Ints) -> Ints:
     order = np.argsort(alike, kind="stable").tolist()
     idle = needs.idle
     for stage in np.argsort((needs.held > 0).sum(axis=1), kind="stable"):
-        if needs.unread[stage].any() or (needs.wanted[stage].any() and idle[stage].any()):
+        if needs.wanted[stage].any():
             every = (needs.held[stage], needs.wanted[stage], idle[stage], needs.wanted.sum(axis=0))
             _deal(lots, order, *(each.tolist() for each in every))
     return lots.numbers()
@@ -112,12 +118,8 @@ def _deal(
     idle: Sequence[int],
     work: Sequence[int],
 ) -> None:
-    """Join cells so that each lot has what it wants of one model-stage in as many rounds as all cells together.
-
-    In a round, each device that holds state sends it to one that does not.
-    """
-    rounds = max(1, ceil(log2(1 + sum(wanted) / sum(held)) - 1e-9))
-    ability = 2**rounds - 1
+    """Join cells so that each lot has what it wants of one model-stage in as many rounds as all cells together."""
+    ability = int(2 ** _rounds(np.array(sum(held)), np.array(sum(wanted))) - 1)
     sums: dict[int, _Sum] = {}
     for cell in order:
         if held[cell] or wanted[cell]:

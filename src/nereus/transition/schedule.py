@@ -70,24 +70,26 @@ def schedule(
     lead: Lead | None = None,
     least: float | None = None,
     enough_bytes: float = 0.0,
-    tried_groups: int = TRIED_GROUPS,
+    tried_groups: int | None = None,
 ) -> TransitionDAG:
     """The global DAG, its primitives in execution order, and `least`, which any order takes.
 
     Of `ways` to decompose, the one with the shortest order found; nothing shorter than `enough_bytes` is looked for,
-    nor once `tried_groups` have been tried in all. Release before acquire, then stage order; an
-    acquisition that fits only after a Destroy or Offload gets an edge from it. Raises BlockedError when all ends in
-    dead ends, which does not mean that there is no order.
+    nor anything once `tried_groups` have been tried in all; None: once there is an order and many have been. Release
+    before acquire, then stage order; an acquisition that fits only after a Destroy or Offload gets an edge from it.
+    Raises BlockedError when all ends in dead ends, which does not mean that there is no order.
     """
     site = site or Site()
     least = bound_bytes(ways[0], memory.used, memory.capacity, site) if least is None else least
     best: Run | None = None
     blocked: BlockedError | None = None
-    budget = tried_groups
+    budget = TRIED_GROUPS if tried_groups is None else tried_groups
     minds: dict[int, Set[str]] = {}
     """id of a way → fields of rules that make a difference to it."""
     for rule, locals_ in product(RULES, ways):
-        if best is not None and (budget <= 0 or best.span_bytes <= max(least, enough_bytes)):
+        if budget <= 0 and (best is not None or (blocked is not None and tried_groups is not None)):
+            break
+        if best is not None and best.span_bytes <= max(least, enough_bytes):
             break
         budget -= sum(len(local.builds) for local in locals_)
         if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
