@@ -219,8 +219,8 @@ class Positions:
                     tensors[name, kind] = base.tensors[name, kind]
                 else:
                     made = torch.empty(shard.shape, dtype=TORCH_DTYPES[dtype], device=self._torch_device)
-                    if shard.shape:
-                        owned = shard.stop - shard.start
+                    owned = shard.stop - shard.start
+                    if shard.shape and owned < shard.shape[shard.dim]:
                         made.narrow(shard.dim, owned, shard.shape[shard.dim] - owned).zero_()
                     tensors[name, kind] = made
         position = Position(unit, schema, tensors, held=held)
