@@ -10,6 +10,7 @@ SWAP = TESTS + "test_only_copies_that_have_to_swap_full_devices_go_through_host_
 EVERY_ORDER = TESTS + "test_every_order_that_the_edges_allow_fits_and_keeps_a_copy"
 BRUTE_FORCE = TESTS + "test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there"
 OPTIMAL = "tests/transition/test_optimal.py::test_the_shortest_order_is_between_the_bound_and_ours"
+RULES = "tests/transition/test_shortest.py::test_each_rule_leads_to_a_shortest_order_that_no_other_finds"
 
 ORDERS = (
     Mutation(
@@ -111,11 +112,25 @@ ORDERS = (
         BRUTE_FORCE,
     ),
     Mutation(
+        "let units go that cost most to lose",
+        "transition/leaving.py",
+        "-self._loss(holder) / gain",
+        "self._loss(holder) / gain",
+        RULES,
+    ),
+    Mutation(
+        "put all devices without a node on one",
+        "transition/nodes.py",
+        "    return {node_of.get(device, -1 - device)",
+        "    return {node_of.get(device, -1)",
+        TESTS + "test_a_device_without_a_node_is_alone_on_its_own",
+    ),
+    Mutation(
         "let no unit leave while a group runs",
         "transition/leaving.py",
         "return self._run.rule.early and self.give_up_sources()",
         "return False",
-        TESTS + "test_groups_that_wait_for_room_do_not_wait_for_others_that_run",
+        RULES,
     ),
     Mutation(
         "let no small unit feed a large one in the bound",

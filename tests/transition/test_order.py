@@ -378,13 +378,14 @@ def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
     assert_holds(world, goal, SCHEMAS)
 
 
-def test_groups_that_wait_for_room_do_not_wait_for_others_that_run() -> None:
-    """The reward is copied between devices 8 and 9, while on the others the actor changes places as in the test above."""
-    start = EMUSet((*units(ACTOR, Layout(2), *range(4)), *units(REWARD, Layout(1), 8)))
-    goal = EMUSet((*units(ACTOR, Layout(1, 2), *range(4)), *units(REWARD, Layout(1), 8, 9)))
-    dag = connect(start, goal, SCHEMAS, full(start, goal), None, dict.fromkeys(range(10), 0))  # one node: one order
-    assert dag.span_bytes == 2 * full_bytes(SCHEMAS[ACTOR]) // 2
-    assert dag.certified
+def test_a_device_without_a_node_is_alone_on_its_own() -> None:
+    start, goal = EMUSet(units(ACTOR, Layout(1), 0)), EMUSet(units(ACTOR, Layout(1), 0, 1))
+    links = {"intra": Link(4e9, 0.0), "inter": Link(1e9, 0.0)}
+    size = full_bytes(SCHEMAS[ACTOR])
+    spans = [
+        connect(start, goal, SCHEMAS, {}, None, nodes, links).span_bytes for nodes in ({0: 0, 1: 0}, {0: 0}, {7: 0})
+    ]
+    assert spans == [size, 4 * size, 4 * size]
 
 
 def test_a_model_stage_that_keeps_nothing_names_it() -> None:

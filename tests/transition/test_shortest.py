@@ -21,6 +21,7 @@ from nereus.transition.room import Room
 from nereus.transition.run import Run
 from nereus.transition.schedule import RULES, Memory, schedule
 from nereus.transition.totals import highest, totals
+from tests.oracles.shortest_orders import shortest_bytes
 from tests.transition.test_order import SCHEMAS, random_case
 
 
@@ -45,7 +46,7 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
         memory, site = rest[0], rest[1]
         assert isinstance(memory, Memory)
         assert isinstance(site, Site)
-        if len(rest) == 2:  # no known way is followed
+        if len(rest) < 3 or rest[2] is None:  # no known way is followed
             found.extend(spans(ways, memory, site))
         return schedule(start, goal, ways, *rest)  # type: ignore[arg-type]
 
@@ -62,6 +63,13 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
             return
     if found:
         assert dag.span_bytes == round(min(found))
+
+
+@pytest.mark.parametrize("seed", [0, 14, 169, 579, 919, 2443])
+def test_each_rule_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
+    """By seed: patient, longest first, eager, eager by what is lost, early, early by what is lost."""
+    start, goal, capacity = random_case(seed)
+    assert connect(start, goal, SCHEMAS, capacity).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
 
 
 entries = st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=30)

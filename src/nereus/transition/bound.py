@@ -29,11 +29,11 @@ def bound_bytes(
 
 def _crossing(stage: Stage, site: Site) -> float:
     """A group whose unit lies on several nodes crosses them; and so does the first on a node that holds nothing."""
-    before = {site.node_of.get(device, -1) for unit in stage.old for device in unit.devices}
+    before = site.nodes(stage.old)
     apart, found = set[int](), 0.0
     first: dict[int, int] = {}
     for build in stage.builds:
-        nodes = {site.node_of.get(device, -1) for unit in build.goals for device in unit.devices}
+        nodes = site.nodes(build.goals)
         if len(nodes) > 1:
             apart |= nodes
             found = max(found, site.far * build.received_bytes if len(build.goals) == 1 else 0.0)

@@ -13,6 +13,7 @@ from heapq import heapify, heapreplace
 
 from nereus.core import EMU, InfeasibleError, Layout, ModelStage, StateSchema, TransitionError
 from nereus.transition.classes import layouts_of
+from nereus.transition.nodes import node_at
 from nereus.transition.pricing import Pricing
 
 
@@ -175,7 +176,7 @@ def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Map
         build = reading[index]
         if -load <= build.received_bytes:
             return
-        near = by_node.get(-1 if node_of is None else node_of.get(build.goals[0].devices[0], -1))
+        near = by_node.get(-1 if node_of is None else node_at(build.goals[0].devices[0], node_of))
         replica = near.pop() if near else next(units for units in by_node.values() if units).pop()
         build.sources = (*build.sources, replica)
         senders[id(build)] += len(replica.devices)
@@ -186,5 +187,5 @@ def _by_node(units: Sequence[EMU], node_of: Mapping[int, int] | None) -> dict[in
     """Node of the first device → units, the first one last."""
     found: dict[int, list[EMU]] = {}
     for unit in reversed(units):
-        found.setdefault(-1 if node_of is None else node_of.get(unit.devices[0], -1), []).append(unit)
+        found.setdefault(-1 if node_of is None else node_at(unit.devices[0], node_of), []).append(unit)
     return found

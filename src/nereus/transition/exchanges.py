@@ -11,6 +11,7 @@ from itertools import islice
 
 from nereus.core import EMU, StateSchema
 from nereus.transition.flows import Deal, Flow, Job, dealt
+from nereus.transition.nodes import node_at
 from nereus.transition.profile import PerSchema
 
 MOST_FLOWS = 200_000
@@ -116,7 +117,7 @@ exchanges_of = PerSchema(Exchanges)
 
 def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, ...]:
     """The node of each device, nodes numbered as they appear; a device without one is alone on its own."""
-    nodes: list[object] = [node_of.get(device, (device,)) for device in devices]
+    nodes = [node_at(device, node_of) for device in devices]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
     return tuple(map(number.__getitem__, nodes))
 

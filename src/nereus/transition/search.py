@@ -15,6 +15,7 @@ from itertools import combinations, product
 
 from nereus.core import EMU, EMUSet, ModelStage, StateSchema
 from nereus.transition.decompose import Build, LocalDAG, decompose
+from nereus.transition.nodes import node_at
 from nereus.transition.schedule import Lead
 
 TRIES = 20_000
@@ -232,7 +233,7 @@ def _host_room(
     left = dict(host_bytes)
     for unit in units:
         for device in unit.devices:
-            node = node_of.get(device, -1)
+            node = node_at(device, node_of)
             left[node] = left.get(node, 0) - schemas[unit.model_stage].stored_bytes(unit, device)
     return all(size >= 0 for size in left.values())
 
