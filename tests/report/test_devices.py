@@ -43,6 +43,13 @@ def test_sixteen_thousand_devices_are_a_few_words() -> None:
     assert where(range(16_384), nodes(2048, 8)) == "nodes 0-2047"
 
 
+def test_of_many_ranges_the_first_are_named_and_the_rest_counted() -> None:
+    odd = [device for device in range(800) if device // 8 % 2]
+    assert where(odd, nodes(100, 8), 3) == "nodes 1, 3, 5 and 47 more"
+    assert where(range(16), nodes(100, 8), 3) == "nodes 0-1"
+    assert where([0, 2, 3, 6], nodes(1, 8), 2) == "devices 0, 2-3 and 1 more"
+
+
 def test_few_devices_are_listed_one_by_one() -> None:
     assert listed([2, 0, 1]) == "0,1,2"
     assert listed(range(100)) == "0-99"

@@ -24,7 +24,7 @@ from nereus.cost.state import schemas
 from nereus.engine.transports.memory import execute
 from nereus.planning.problem import Problem
 from nereus.report import diff_page, diff_tree, trace
-from nereus.report.diff import Asked, Diff, diff
+from nereus.report.diff import Asked, Diff, Wait, diff
 from tests.cost.jobs import (
     ACTOR,
     CRITIC,
@@ -269,6 +269,16 @@ def test_the_page_stands_alone_and_shows_every_primitive() -> None:
     assert all(step.id in page for step in SHOWN.steps)
     drawn = page.count("<rect")
     assert len({step.id for step in SHOWN.steps}) <= drawn <= sum(len(step.devices) for step in SHOWN.steps)
+
+
+def test_a_page_of_thousands_of_primitives_stays_short_and_says_what_it_leaves_out() -> None:
+    wait = Wait("an earlier one", "state")
+    steps = tuple(replace(SHOWN.steps[0], id=f"step {n}", after=(wait,) * 500) for n in range(3000))
+    page = diff_page.page(replace(SHOWN, steps=steps))
+    assert len(page) < 1_000_000
+    assert "2,600 more primitives" in page
+    assert "494 more" in page
+    assert page.count("<line") == diff_page.TICKS + 1
 
 
 def test_json_holds_the_goal_and_the_ratios() -> None:

@@ -77,6 +77,9 @@ class Unit:
     devices: tuple[int, ...]
 
 
+WAITS = 6
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One primitive. Acquired and released bytes are of all its devices together."""
@@ -104,6 +107,12 @@ class Step:
     def seconds(self) -> float:
         """How long it takes."""
         return self.end_s - self.start_s
+
+    @property
+    def waits(self) -> list[str]:
+        """What it waits for, in words; the first few of many."""
+        more = [f"{len(self.after) - WAITS:,} more"] if len(self.after) > WAITS else []
+        return [*(f"{wait.id} ({wait.kind})" for wait in self.after[:WAITS]), *more]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,5 +384,5 @@ def _levels(dag: TransitionDAG, held: Mapping[ModelStage, StateSchema], problem:
             most = max(peak.get(device, 0), after[device])
             key = (before[device], most, after[device], usable[device])
             groups.setdefault(key, []).append(device)
-    rows = (Level(devices.where(ids, problem.cluster), tuple(ids), *key) for key, ids in groups.items())
+    rows = (Level(devices.where(ids, problem.cluster, devices.SPANS), tuple(ids), *key) for key, ids in groups.items())
     return tuple(sorted(rows, key=lambda row: -row.share))

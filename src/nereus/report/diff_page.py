@@ -8,8 +8,9 @@ from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import devices, diff_tree, html
 from nereus.report.diff import Diff, Step
 
-LANES = 96
-"""Groups of devices in the chart; devices that do the same at the same time are one."""
+LANES, ROWS = 96, 400
+"""Groups of devices in the chart, where devices that do the same at the same time are one; primitives in the table."""
+TICKS = 4
 
 
 def page(shown: Diff) -> str:
@@ -43,17 +44,20 @@ def gantt(shown: Diff) -> str:
     ended_s = max(step.end_s for step in shown.steps)
     scale = (html.WIDTH - html.LABEL - 70) / max(ended_s, 1e-12)
     lanes = _lanes(shown)
-    shapes = []
+    height = min(len(lanes), LANES) * (html.BAR + html.GAP)
+    shapes = [
+        html.tick(html.LABEL + part * ended_s / TICKS * scale, height, f"{show_seconds(part * ended_s / TICKS)} s")
+        for part in range(TICKS + 1)
+    ]
     for index, (members, steps) in enumerate(lanes[:LANES]):
         y = index * (html.BAR + html.GAP)
-        shapes.append(html.text(0, y, devices.where(members, shown.problem.cluster)[:46]))
+        shapes.append(html.text(0, y, devices.where(members, shown.problem.cluster, 3)))
         for step in steps:
             fill = html.colour(names, f"{step.model_stage} {step.primitive}")
             x, width = html.LABEL + step.start_s * scale, step.seconds * scale
             shapes.append(html.bar(x, y, width, fill, about(step), step.critical))
     more = f'<p class="note">{len(lanes) - LANES} more groups of devices.</p>' if len(lanes) > LANES else ""
-    scale_note = f'<p class="note">From 0 to {show_seconds(ended_s)} s.</p>'
-    return html.legend(names) + html.svg(min(len(lanes), LANES), shapes) + more + scale_note
+    return html.legend(names) + html.svg(min(len(lanes), LANES) + 1, shapes) + more
 
 
 def _lanes(shown: Diff) -> list[tuple[list[int], list[Step]]]:
@@ -73,12 +77,12 @@ def about(step: Step) -> str:
     """One primitive in words."""
     moved = ", ".join(f"{show_bytes(size)} {link}" for link, size in step.link_bytes.items() if size)
     times = f"{show_seconds(step.start_s)} to {show_seconds(step.end_s)} s"
-    waits = ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after)
-    return "; ".join(filter(None, (step.id, times, moved, f"after {waits}" if waits else "")))
+    waits = f"after {', '.join(step.waits)}" if step.after else ""
+    return "; ".join(filter(None, (step.id, times, moved, waits)))
 
 
 def _primitives(shown: Diff) -> str:
-    """Every primitive in order of execution, with what it waits for."""
+    """Primitives in order of execution, with what each waits for."""
     rows = (
         (
             step.id,
@@ -86,8 +90,10 @@ def _primitives(shown: Diff) -> str:
             f"{diff_tree.layouts(step.sources)} → {diff_tree.layouts(step.targets) or 'nothing'}",
             f"{show_seconds(step.start_s)} to {show_seconds(step.end_s)}",
             show_bytes(sum(step.link_bytes.values())),
-            ", ".join(f"{wait.id} ({wait.kind})" for wait in step.after),
+            ", ".join(step.waits),
         )
-        for step in shown.steps
+        for step in shown.steps[:ROWS]
     )
-    return html.table(("id", "primitive", "units", "seconds", "moved", "after"), rows)
+    more = f'<p class="note">{len(shown.steps) - ROWS:,} more primitives: diff --json has all.</p>'
+    table = html.table(("id", "primitive", "units", "seconds", "moved", "after"), rows)
+    return table + (more if len(shown.steps) > ROWS else "")

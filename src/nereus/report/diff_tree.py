@@ -72,7 +72,8 @@ def line(same: Sequence[Step], shown: Diff) -> str:
     if first.targets:
         text += f" → {layouts(first.targets)}"
     began, ended = min(step.start_s for step in same), max(step.end_s for step in same)
-    text += f" on {devices.where(places, shown.problem.cluster)}: {show_seconds(began)} to {show_seconds(ended)} s"
+    text += f" on {devices.where(places, shown.problem.cluster, devices.SPANS)}"
+    text += f": {show_seconds(began)} to {show_seconds(ended)} s"
     moved = [f"{show_bytes(size)} {link}" for link, size in _summed(step.link_bytes for step in same).items() if size]
     freed = sum(step.releases_bytes for step in same)
     hosts = sum(step.host_bytes for step in same)

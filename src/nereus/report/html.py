@@ -63,6 +63,12 @@ def bar(x: float, y: int, width: float, fill: str, about: str, edge: bool = Fals
     )
 
 
+def tick(x: float, height: int, words: str) -> str:
+    """A line through all bars, with what it stands for below them."""
+    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="#ddd"/>'
+    return line + f'<text x="{x:.1f}" y="{height + BAR - 7}" text-anchor="middle" fill="#666">{escape(words)}</text>'
+
+
 def colour(names: Sequence[str], name: str) -> str:
     """Of one of several names."""
     return COLOURS[names.index(name) % len(COLOURS)]

@@ -32,10 +32,11 @@ def planned(diff: Diff) -> str:
     by_id = {step.id: step for step in diff.steps}
     for step in diff.steps:
         span = {"ph": "X", "pid": 0, "ts": step.start_s * 1e6, "dur": step.seconds * 1e6}
-        waits = [f"{wait.id} ({wait.kind})" for wait in step.after]
-        facts = {"primitive": step.id, "critical": step.critical, "after": waits, "bytes": dict(step.link_bytes)}
+        facts = {"primitive": step.id, "critical": step.critical, "after": step.waits, "bytes": dict(step.link_bytes)}
         name = f"{step.primitive} {step.model_stage}"
-        found.extend({"name": name, **span, "tid": device, "args": facts} for device in step.devices)
+        first, *others = step.devices
+        found.append({"name": name, **span, "tid": first, "args": facts})
+        found.extend({"name": name, **span, "tid": other, "args": {"primitive": step.id}} for other in others)
         for wait in step.after:
             if wait.kind == EdgeKind.RESOURCE:
                 found.extend(_arrow(by_id[wait.id], step))
