@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
@@ -367,6 +369,23 @@ def test_a_peer_that_never_comes_is_an_error_within_the_timeout() -> None:
 
     waited = each_rank(3, act)
     assert all(isinstance(seconds, float) and seconds < 2.5 for seconds in waited), waited
+
+
+@pytest.mark.parametrize("read_memory", [True, False])
+def test_what_a_call_was_given_is_kept_by_nobody_after_it(read_memory: bool) -> None:
+    def act(group: Group) -> bool:
+        source, target = cut(SPLIT.tensors, SPLIT.source, group.rank), allocate(SPLIT.tensors, SPLIT.target, group.rank)
+        known = [weakref.ref(tensor) for held in (source, target) for tensor in held.values()]
+        reshard(SPLIT, source, target, group, Options(timeout_s=20, read_memory=read_memory))
+        del source, target
+        return len(known) > 0 and all(each() is None for each in known)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert each_rank(3, act) == [True] * 3
+    finally:
+        gc.enable()
 
 
 def test_copies_that_differ_are_named_on_every_rank() -> None:
