@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nereus.core import EMU, Kind, Layout, LogicalState, NereusError, SettingsError, StateSchema
+from nereus.core import EMU, Kind, Layout, LogicalState, NereusError, SettingsError, StateSchema, codec
 from nereus.engine.ledger import Ledger
 from nereus.engine.positions import Position, Positions
 from nereus.trainer import checkpoint
@@ -149,6 +150,20 @@ def test_a_damaged_manifest_is_refused(text: str, tmp_path: Path) -> None:
     (final / checkpoint.MANIFEST).write_text(text)
     with pytest.raises(SettingsError):
         checkpoint.read_manifest(final)
+
+
+@pytest.mark.parametrize("claimed", [Layout(1), Layout(4), Layout(1, 2), Layout(2, 2), Layout(2, 1, (3,))])
+def test_shards_of_another_layout_than_the_manifest_says_are_refused(claimed: Layout, tmp_path: Path) -> None:
+    """transformers PR#48569: written at TP 2 and taken for another layout, resume silently had wrong moments."""
+    final, schema, written = tmp_path / "step-3", SCHEMAS["untied"], unit_of(Layout(2))
+    with checkpoint.writing(final) as temporary:
+        write(temporary, schema, written)
+        checkpoint.complete(temporary, final, Manifest(3, 36, {ACTOR: written}, {}, 11), None)
+    checkpoint.check(final, {ACTOR: schema}, 11)
+    wrong = Manifest(3, 36, {ACTOR: unit_of(claimed)}, {}, 11)
+    (final / checkpoint.MANIFEST).write_text(json.dumps(codec.encode(wrong)))
+    with pytest.raises(SettingsError, match=r"is missing|this job needs|sum to 3, the model has 4 layers"):
+        checkpoint.check(final, {ACTOR: schema}, 11)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
