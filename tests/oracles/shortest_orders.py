@@ -114,7 +114,11 @@ class _Case:
         """Units on devices of their own and without a limit are as good as one another."""
         unit, devices = self.units[index], self.devices[index]
         others = any(devices & other for place, other in enumerate(self.devices) if place != index)
-        if others or not self.capacity.keys().isdisjoint(devices):
+        if (
+            others
+            or not self.capacity.keys().isdisjoint(devices)
+            or (self.far > 1 and not devices <= self.node_of.keys())
+        ):
             return index
         return unit.model_stage, unit.layout, tuple(self.node_of.get(device, -1) for device in unit.devices)
 
@@ -139,8 +143,8 @@ class _Case:
         return sum(1 << index for index in members(mine) if self.devices[index] & self.devices[goal])
 
     def nodes(self, units: int) -> set[int]:
-        """The nodes on which some units lie."""
-        return {self.node_of.get(device, -1) for index in members(units) for device in self.devices[index]}
+        """The nodes on which some units lie. A device without one is alone on its own."""
+        return {self.node_of.get(device, ~device) for index in members(units) for device in self.devices[index]}
 
     def count(self, units: int) -> int:
         """Their devices."""
