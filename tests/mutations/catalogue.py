@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutations.engine import ENGINE
+from tests.mutations.folding import FOLDING
 from tests.mutations.harness import Mutation
 from tests.mutations.library import LIBRARY
 from tests.mutations.orders import ORDERS
@@ -115,28 +116,28 @@ TRANSITIONS = (
     Mutation(
         "leave every node's positions where the plan names them",
         "transition/deal.py",
-        "if worth.trace() >= worth.max(axis=1).sum() or worth.trace() >= worth.max(axis=0).sum():",
+        "if worth[has, takes].sum() >= min(worth.max(axis=1)[has].sum(), worth.max(axis=0)[takes].sum()):",
         "if True:",
         "tests/transition/test_place.py::test_nodes_change_places_whole_when_less_moves",
     ),
     Mutation(
         "let nodes of different kinds change places",
         "transition/place.py",
-        'kind_of.get(device, "")',
-        '""',
+        "if len(number) > 1 else None",
+        "if len(number) > 2 else None",
         "tests/transition/test_place.py::test_nodes_of_different_kinds_do_not_change_places",
     ),
     Mutation(
         "deal positions by what the plan names, whatever is held",
         "transition/deal.py",
-        "preferred = overlap[held[has]][:, wanted[takes]] * 2",
-        "preferred = overlap[held[has]][:, wanted[takes]] * 0",
+        "preferred = tables * 2",
+        "preferred = tables * 0",
         "tests/paper/test_fig6.py::test_an_execution_moves_the_least_and_every_bit_arrives",
     ),
     Mutation(
         "gather on the devices that stay only in the paper's composition",
         "transition/minimum.py",
-        "old.size // sub.size * copy",
+        "block.layout.size // sub.size * copy",
         "copy",
         "tests/paper/test_fig6.py::test_least_and_composed_bytes_are_the_oracles",
     ),
@@ -164,9 +165,30 @@ TRANSITIONS = (
     Mutation(
         "forget how many devices are alike",
         "transition/minimum.py",
-        "return common * dealt",
-        "return dealt",
+        "return common * int((table * dealt).sum())",
+        "return int((table * dealt).sum())",
         "tests/transition/test_alike.py::test_the_least_bytes_by_classes_are_those_of_single_devices",
+    ),
+    Mutation(
+        "leave positions where the plan names them unless nothing is held",
+        "transition/deal.py",
+        "if same and _cannot_be_better(held, overlap):",
+        "if same:",
+        "tests/transition/test_place.py::test_as_good_as_trying_every_order",
+    ),
+    Mutation(
+        "take the greedy deal for the best one",
+        "transition/minimum.py",
+        "if _cannot_be_better(table, supply, demand, dealt):",
+        "if True:",
+        "tests/transition/test_alike.py::test_a_greedy_deal_is_taken_only_where_it_is_the_best",
+    ),
+    Mutation(
+        "take the plan's units for the goal without looking for those that are kept",
+        "transition/keep.py",
+        "found[slot_of[same, 0]] = np.flatnonzero(same)",
+        "pass",
+        "tests/transition/test_place.py::test_units_are_kept_as_if_one_after_another_looked_for_its_slot",
     ),
     Mutation(
         "take kinds that are cut otherwise for one family",
@@ -225,4 +247,4 @@ TRAINER = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ORDERS + ENGINE + LIBRARY + TRAINER
+MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ORDERS + FOLDING + ENGINE + LIBRARY + TRAINER
