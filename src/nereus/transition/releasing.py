@@ -52,8 +52,9 @@ def _waits(stages: Sequence[Stage], going: Mapping[ModelStage, int]) -> set[_Wai
     found: set[_Wait] = set()
     for stage in stages:
         senders = stage.holding
-        for demand in stage.demands:
-            counts = Counter(unit.model_stage for unit in demand.gone) if demand.gone else {}
+        plain = {(each.received_bytes, each.moved_bytes, each.alone): each for each in stage.demands if not each.gone}
+        for demand in (*plain.values(), *(each for each in stage.demands if each.gone)):
+            counts = Counter(unit.model_stage for unit in demand.gone)
             copied = frozenset(ms for ms, count in counts.items() if count == going.get(ms))
             times = (demand.lasts(senders), float(demand.received_bytes))
             found.add(_Wait(stage.model_stage, *times, copied))
