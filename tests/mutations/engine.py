@@ -63,4 +63,32 @@ ENGINE = (
         "or self._batching or source != target else self._down",
         "tests/engine/test_groups.py::test_both_directions_of_a_pair_have_a_queue_each_where_there_are_two",
     ),
+    Mutation(
+        "wait for a stopped device again after its deadline",
+        "engine/executor.py",
+        "progress.allowed_s, progress.passed_s)",
+        "progress.allowed_s)",
+        "tests/engine/test_deadlines.py",
+    ),
+    Mutation(
+        "give a synchronisation the time of any command",
+        "trainer/weights.py",
+        "/ SLOWEST_BYTES_PER_S",
+        "* 0.0",
+        "tests/engine/test_deadlines.py::test_a_synchronisation_may_take_longer_for_more_bytes",
+    ),
+    Mutation(
+        "pass parts on to every receiver, whichever node it is on",
+        "transition/relays.py",
+        "found.setdefault(_node(device, node_of), [])",
+        "found.setdefault(None, [])",
+        "tests/transition/test_relays.py::test_nothing_enters_a_node_twice_nor_where_it_is_already",
+    ),
+    Mutation(
+        "synchronise weights after all updates",
+        "trainer/job.py",
+        "for call in updates if call.model_stage == source) - table.done",
+        "for call in updates) - table.done",
+        "tests/trainer/test_weights.py::test_a_device_that_takes_no_part_goes_on_with_other_work",
+    ),
 )
