@@ -184,13 +184,6 @@ TRANSITIONS = (
         "tests/transition/test_alike.py::test_a_greedy_deal_is_taken_only_where_it_is_the_best",
     ),
     Mutation(
-        "take the plan's units for the goal without looking for those that are kept",
-        "transition/keep.py",
-        "found[slot_of[same, 0]] = np.flatnonzero(same)",
-        "pass",
-        "tests/transition/test_place.py::test_units_are_kept_as_if_one_after_another_looked_for_its_slot",
-    ),
-    Mutation(
         "take kinds that are cut otherwise for one family",
         "transition/classes.py",
         "(*each.intervals.values(), *each.holders.values())",

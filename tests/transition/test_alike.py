@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from nereus.core import (
     DTYPE_BYTES,
@@ -228,6 +229,22 @@ def test_the_least_bytes_by_classes_are_those_of_single_devices(
     start, goal = (spread(rng, degrees) for degrees in (before, after))
     least = least_bytes.least(before, [u.devices for u in start], after, [u.devices for u in goal])
     assert minimum_bytes(schema, EMUSet(start).blocks(ACTOR), EMUSet(goal).blocks(ACTOR)) == least * full_bytes(schema)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False), *[st.lists(st.integers(1, 4), min_size=1, max_size=4)] * 2)
+def test_a_greedy_deal_is_taken_only_where_it_is_the_best(
+    rng: random.Random, supply: list[int], demand: list[int]
+) -> None:
+    """Against an assignment one by one; small whole worths, so that the greedy deal is often not the best."""
+    table = np.array([[rng.choice((0, 2, 3, 5, 6)) for _ in demand] for _ in supply], dtype=np.int64)
+    amounts = np.array(supply), np.array(demand)
+    rows, columns = (np.repeat(np.arange(len(each)), each) for each in amounts)
+    whole = table[np.ix_(rows, columns)]
+    best = int(whole[linear_sum_assignment(whole, maximize=True)].sum())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minimum, "EXPANDED", 0)
+        assert minimum._most(table, *amounts) == best
 
 
 @pytest.mark.parametrize("seed", range(12))
