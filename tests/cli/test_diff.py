@@ -185,6 +185,7 @@ def replace_actor(which: Plan) -> Plan:
     [
         (None, ["cannot be read", "No such file"]),
         ("{", ["not JSON"]),
+        ("[" * 100_000, ["not JSON"]),
         ("[1]", ["not an answer"]),
         ('{"type": "Plan"}', ["not a plan"]),
         ('{"schema": 1, "plan": null, "shortage": "too small"}', ["holds no plan", "too small"]),
@@ -213,6 +214,7 @@ def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> 
     kind = next(iter(cluster(4).kinds))
     refused(said("workload", "prompts", value=inf), 2, "bad.json", "workload.prompts: Infinity", "a whole number")
     refused(said("workload", "prompt", "maximum", value=inf), 2, "bad.json", "finite")
+    refused(said("workload", "response", "maximum", value=1e308), 2, "response lengths is 1e+308", "at most 1,099,511")
     refused(said("cluster", "kinds", kind, "memory_bytes_per_s", value=0), 2, "memory_bytes_per_s 0.0", "more than 0")
     recompute = ("plan", "assignments", 0, "candidate", "recompute")
     refused(said(*recompute, value="half"), 2, "recompute 'half'", "none, selective, full")
@@ -222,6 +224,10 @@ def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> 
     refused(said(*tp, value=2.0), 2, f"{place}.layout.tp: 2.0, expected a whole number")
     refused(said(*tp, value=None), 2, f"{place}.layout.tp: null, expected a whole number")
     refused(said(*tp, value=0), 2, f"{place}.layout: layout tp=0", "at least 1")
+    refused(
+        said(*candidate, "kv_bytes", value=2**63), 2, f"{place}.kv_bytes: {2**63}, expected", f"at most {2**63 - 1:,}"
+    )
+    refused(said("workload", "prompt", "maximum", value=10**400), 2, "workload.prompt.maximum: 1000", "a number")
     refused(said(*candidate, "offload", value="no"), 2, f'{place}.offload: "no", expected true or false')
     refused(said(*candidate, "model_stage", value=3), 2, f"{place}.model_stage: 3, expected a model-stage")
     refused(said(*candidate, "layout", value={"tp": 1, "pipeline": 2}), 2, f"{place}.layout: Layout has no field", "pp")

@@ -68,7 +68,7 @@ class _Mismatch(Exception):
 
 def _decode(kind: Any, data: Any, at: str = "") -> Any:
     """`at` is the last step of the way to `data`."""
-    if type(data) is kind:  # most values are plain numbers
+    if type(data) is kind and (kind is not int or -MOST <= data <= MOST):  # most values are plain numbers
         return data
     try:
         return _value(kind, data)
@@ -108,12 +108,21 @@ WORDS = {int: "a whole number", bool: "true or false", str: "a text"}
 def _plain(kind: type, data: Any, expected: str) -> Any:
     if type(data) is not kind:
         raise _Mismatch(f"{_shown(data)}, expected {expected}")
+    if kind is int and not -MOST <= data <= MOST:
+        raise _Mismatch(f"{_shown(data)}, expected {expected} of at most {MOST:,}")
     return data
+
+
+MOST = 2**63 - 1
+"""What counts things is kept in 64 bits by whoever calculates with it."""
 
 
 def _number(data: Any) -> float:
     if data in ("inf", "-inf") or (isinstance(data, int | float) and not isinstance(data, bool)):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            pass
     raise _Mismatch(f"{_shown(data)}, expected a number")
 
 

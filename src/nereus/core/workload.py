@@ -10,6 +10,8 @@ from nereus.core.errors import SettingsError
 
 MOST_SEQUENCES = 1 << 32
 """More than any step handles: what is counted of them stays an integer of 64 bits."""
+MOST_TOKENS = 1 << 40
+"""More than any sequence has: what they take stays a finite number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Workload:
         for name, lengths in (("prompt", self.prompt), ("response", self.response)):
             if lengths.maximum == inf:
                 raise SettingsError(f"workload: the maximum of {name} lengths must be finite")
+            if lengths.maximum > MOST_TOKENS:
+                raise SettingsError(
+                    f"workload: the maximum of {name} lengths is {lengths.maximum:g}, a sequence has at most "
+                    f"{MOST_TOKENS:,} tokens"
+                )
         if self.loss not in LOSSES:
             raise SettingsError(f"workload: loss {self.loss!r}, valid: {', '.join(LOSSES)}")
         if self.sequences % self.mini_batch:

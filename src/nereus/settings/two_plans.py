@@ -95,13 +95,15 @@ def of_run(run: Path, steps: tuple[int, int], lost: Collection[int] = ()) -> Ask
 
 def _read(path: Path) -> _Read:
     """A plan as `nereus plan --json` prints it or as a run records it."""
-    if path.is_dir():
-        raise SettingsError(f"{path} is a directory; of a run, say which steps: nereus diff {path} --steps FROM TO")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except IsADirectoryError:
+        raise SettingsError(
+            f"{path} is a directory; of a run, say which steps: nereus diff {path} --steps FROM TO"
+        ) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: not JSON: {error}") from None
     if isinstance(data, dict) and data.get("type") == "Plan":
         try:
@@ -135,7 +137,7 @@ def _of_run(run: Path) -> Job:
     if path.is_file():
         try:
             learnt = codec.decode(Calibration, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, SettingsError) as error:
+        except (OSError, ValueError, RecursionError, SettingsError) as error:
             raise SettingsError(f"{path}: cannot be read: {error}") from None
     workflow = build.workflow(build.resolve(run / SETTINGS))
     return Job(str(run), workflow, state.workload, state.pool, learnt)
