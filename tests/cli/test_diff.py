@@ -122,7 +122,7 @@ def test_a_run_without_such_steps(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("diff", directory, "--steps", 2, 9), 2, "no step 9", "1-3")
     refused(nereus("diff", directory, directory), 2, "--steps FROM TO")
     refused(nereus("diff", directory), 2, "--steps FROM TO")
-    refused(nereus("diff", tmp_path / "nowhere", "--steps", 1, 2), 2, "nowhere")
+    refused(nereus("diff", tmp_path / "nowhere", "--steps", 1, 2), 2, "nowhere: not a run")
 
 
 def test_plans_of_different_jobs(nereus: Command, tmp_path: Path) -> None:
@@ -131,7 +131,9 @@ def test_plans_of_different_jobs(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("diff", first, written(tmp_path, "b", B, workflow=larger)), 2, "layers of the actor is 4", "6")
     five = plan(*(assignment(ms) for ms in ppo().model_stages))
     other = written(tmp_path, "c", five, workflow=ppo())
-    refused(nereus("diff", first, other), 2, "different jobs", "critic/training", "reward/inference")
+    more = "only the second has critic/training, reward/inference"
+    refused(nereus("diff", first, other), 2, "different jobs", more)
+    assert "only the first has" not in nereus("diff", first, other).err
     elsewhere = written(tmp_path, "d", B, cluster=cluster(4, memory_bytes=5 * 10**8))
     refused(nereus("diff", first, elsewhere), 2, "different machines", "device 0")
 

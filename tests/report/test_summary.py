@@ -89,6 +89,21 @@ def test_a_series_is_shown_by_its_first_and_last_five_values() -> None:
     assert ends.last == pytest.approx(10 / 12)
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([0.25], "0.25 → 0.25 (first and last)"),
+        ([0.25, 0.5], "0.25 → 0.5 (first and last)"),
+        ([0.25, 0.5, 0.75, 1.0], "0.375 → 0.875 (mean of the first and last 2)"),
+    ],
+)
+def test_no_value_of_a_short_series_counts_as_first_and_last(values: list[float], told: str) -> None:
+    history = History()
+    for step, value in enumerate(values, start=1):
+        history.metrics(step, {"val/score": value})
+    assert f"verifier score (held out): {told}" in facts(summarise(history))
+
+
 def test_pacing_is_always_stated() -> None:
     assert speed_note(cluster(2, speed=0.3)) == "speed 0.3: devices paced at 0.3 of a core: not a benchmark"
     assert speed_note(cluster(2)) == "speed 1: devices are not paced"

@@ -16,7 +16,7 @@ from nereus.report.decision import line
 from nereus.report.history import History, Tick
 
 ENDS = 5
-"""How many first and last values are averaged to show what changed."""
+"""How many first and last values are averaged to show what changed, at most: of a short series, half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,16 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A series of the run: mean of its first and of its last values."""
+    """A series of the run: mean of its first `count` values and of its last."""
 
     first: float
     last: float
+    count: int = ENDS
+
+    @property
+    def over(self) -> str:
+        """What the two numbers are, in words."""
+        return f"mean of the first and last {self.count}" if self.count > 1 else "first and last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ def facts(summary: Summary) -> list[str]:
         lines.append(f"step time: predictions are off by {summary.prediction_error:.1%} on average")
     for name, ends in (("verifier score (held out)", summary.verifier), ("response length", summary.length)):
         if ends is not None:
-            lines.append(f"{name}: {ends.first:.3g} → {ends.last:.3g} (mean of the first and last {ENDS})")
+            lines.append(f"{name}: {ends.first:.3g} → {ends.last:.3g} ({ends.over})")
     return [*lines, summary.speed]
 
 
@@ -165,7 +171,8 @@ def _moves(decision: Decision) -> bool:
 
 def _ends(history: History, name: str) -> Ends | None:
     values = [value for _, value in history.series.get(name, ())]
-    return Ends(fmean(values[:ENDS]), fmean(values[-ENDS:])) if values else None
+    count = min(ENDS, max(len(values) // 2, 1))  # no value is in both means
+    return Ends(fmean(values[:count]), fmean(values[-count:]), count) if values else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

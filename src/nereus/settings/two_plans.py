@@ -76,12 +76,12 @@ def of_files(
 
 def of_run(run: Path, steps: tuple[int, int], lost: Collection[int] = ()) -> Asked:
     """The plans under which two steps of a run ran. Raises SettingsError for what is not a run or not its steps."""
-    ticks = _ticks(run)
+    job, ticks = _of_run(run), _ticks(run)
     by_step = {tick.entry.boundary.step: tick for tick in ticks}
     for step in steps:
         if step not in by_step:
             raise SettingsError(f"--steps: {run} has no step {step}; it recorded steps {ranges(by_step) or 'none'}")
-    job, (first, second) = _of_run(run), steps
+    first, second = steps
     read = tuple(_Read(f"step {step}", by_step[step].plan, job) for step in steps)
     asked = _asked((read[0], read[1]), (job, job), lost)
     made = [tick.entry for tick in ticks if first <= tick.entry.boundary.step < second and tick.entry.outcome]
@@ -160,8 +160,9 @@ def _same_job(one: Job, other: Job) -> None:
     where = f"{one.name} and {other.name} are of different jobs"
     stages = [{str(ms) for ms in job.workflow.model_stages} for job in (one, other)]
     if stages[0] != stages[1]:
-        only = [", ".join(sorted(a - b)) or "nothing" for a, b in (stages, stages[::-1])]
-        raise SettingsError(f"{where}: only the first has {only[0]}, only the second {only[1]}")
+        only = {"first": stages[0] - stages[1], "second": stages[1] - stages[0]}
+        told = (f"only the {which} has {', '.join(sorted(names))}" for which, names in only.items() if names)
+        raise SettingsError(f"{where}: {'; '.join(told)}")
     for model, spec in one.workflow.specs.items():
         theirs = other.workflow.specs[model]
         for size in fields(ModelSpec):
