@@ -72,11 +72,12 @@ def moved(before: Plan, after: Plan, held: StateSchema, node_of: Mapping[int, in
     start, schemas = expand(before), {MS: held}
     goals = [place(start, after, schemas), place(start, after, schemas, node_of)]
     anywhere, on_nodes = (_sent(start, goal, schemas, node_of) for goal in goals)
+    (wanted,) = expand(after).blocks(MS)
     return Moved(
         anywhere,
         minimum_bytes(held, start.blocks(MS), goals[0].blocks(MS)),
         on_nodes,
-        minimum_on_nodes(held, start.blocks(MS), *expand(after).blocks(MS), node_of),
+        minimum_on_nodes(held, start.blocks(MS), wanted, node_of),
     )
 
 
