@@ -82,8 +82,9 @@ class JobConfig:
     micro_batch_tokens: int | None = None
     """Upper bound of padded tokens in a micro-batch, beside its bound in sequences."""
     timeout_s: float = 120.0
-    read_memory: bool = True
     """Deadline of every wait."""
+    read_memory: bool = True
+    """Whether workers of one host read state from one another's memory."""
 
     def __post_init__(self) -> None:
         for role, spec in self.specs.items():
