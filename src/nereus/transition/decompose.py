@@ -77,8 +77,12 @@ class LocalDAG:
 
     def loss(self, build: Build, unit: EMU) -> int:
         """Bytes that the busiest device of `build` receives more if it does not read `unit`."""
-        held = {device for source in build.sources if source != unit for device in source.devices}
-        return max(self.pricing.price(goal, held).received_bytes for goal in build.goals) - build.received_bytes
+        # What a goal unit receives depends on what its own devices hold, so the other goal units lose nothing.
+        goal_on = self.pricing.goal_on
+        touched = {goal_on[device]: None for device in unit.devices if device in build.acquires}
+        held = set[int]().union(*(source.devices for source in build.sources if source.devices != unit.devices))
+        most = max((self.pricing.price(goal, held).received_bytes for goal in touched), default=0)
+        return max(0, most - build.received_bytes)
 
     def copy(self) -> LocalDAG:
         """The same with groups of its own, which a run may change."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nereus.core import EMU, Layout, StateSchema
 from nereus.transition.classes import layouts_of
@@ -40,6 +41,12 @@ class Pricing:
             self._held.update(zip(unit.devices, range(base, base + len(unit.devices)), strict=True))
         self._prices: dict[tuple[int, tuple[int | None, ...]], Price] = {}
         self._stored: dict[Layout, tuple[int, ...]] = {}
+        self._goal = goal
+
+    @cached_property
+    def goal_on(self) -> dict[int, EMU]:
+        """Device → the goal unit on it."""
+        return {device: unit for unit in self._goal for device in unit.devices}
 
     def price(self, goal: EMU, held: Collection[int]) -> Price:
         """What `goal` costs on its devices where only those `held` keep what they have until it is built."""
