@@ -164,6 +164,16 @@ def test_tiny_pieces_and_conjugates_are_sent_and_tiny_targets_go_by_the_scratch_
     assert reads == {"tiny target": True, "plain": True, "tiny source": False, "conjugate": False}
 
 
+def test_a_pair_whose_parts_are_all_empty_has_nothing_to_say() -> None:
+    def act(transport: Torch) -> None:
+        part = [Part(torch.zeros(0, 3), torch.float32)]
+        sides = ({1: part}, {}) if transport.rank == 0 else ({}, {0: part})
+        Exchange(transport, *sides, LIMIT, BUCKET_BYTES, _raise).run(lambda: None)
+        assert not transport.group.neighbours.readers
+
+    on_threads(2, act)
+
+
 def test_a_source_that_ends_between_its_offer_and_the_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: dict[int, list[str]] = {0: [], 1: []}
     real = Direct.pull

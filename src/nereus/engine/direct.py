@@ -74,8 +74,8 @@ class Direct:
         self, transport: Torch, sends: Mapping[int, Parts], receives: Mapping[int, Parts], limit: int, note: Note
     ) -> None:
         self._transport, self._note = transport, note
-        self._sends = {rank: _cut(parts, limit) for rank, parts in sends.items()}
-        self._receives = {rank: _cut(parts, limit) for rank, parts in receives.items()}
+        self._sends = {rank: cut for rank, parts in sends.items() if (cut := _cut(parts, limit))}
+        self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts, limit))}
         staged = [part.bytes for parts in self._receives.values() for part in parts if _staged(part)]
         self._scratch = torch.empty(max(staged, default=0), dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
