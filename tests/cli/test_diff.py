@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nereus import settings
-from nereus.core import Boundary, ControllerState, Keep, Layout, ModelStage, Outcome, Plan, codec, expand
+from nereus.core import Boundary, ControllerState, Keep, Layout, Lengths, ModelStage, Outcome, Plan, codec, expand
 from nereus.report.recorders.jsonl import Jsonl
 from tests.cli.command import Answer, Command
 from tests.controller.world import SPEC
@@ -79,8 +79,8 @@ def test_plans_alone_need_the_job(nereus: Command, tmp_path: Path) -> None:
     refused(nereus("diff", *names, "--set", "run.steps=4"), 2, "--set", "--job")
 
 
-def run(folder: Path) -> Path:
-    """A run of three steps whose plan changed after the second."""
+def run(folder: Path, longer: Lengths | None = None) -> Path:
+    """A run of three steps whose plan changed after the second; responses of the third are `longer`."""
     directory = folder / "run"
     directory.mkdir()
     path = job(folder, algorithm={"use": "grpo", "reward_model": False}, reward={"model_weight": 0.0})
@@ -94,7 +94,8 @@ def run(folder: Path) -> Path:
             outcome = Outcome(expand(B), True, 0.75, {0: 2 << 20})
             sink.record(Boundary(step, 1.0), seen(step, range(4)), (), adapt(proposal(A, B, 1.0, 0.4, 0.8)), outcome)
         else:
-            sink.record(Boundary(step, 1.0), seen(step, range(4)), (), Keep("no"), None)
+            response = longer if step == 3 else None
+            sink.record(Boundary(step, 1.0), seen(step, range(4), response=response), (), Keep("no"), None)
     return directory
 
 
@@ -108,6 +109,22 @@ def test_steps_of_a_run(nereus: Command, tmp_path: Path) -> None:
     back = nereus("diff", directory, "--steps", 3, 1)
     assert "actor/training tp1 pp2 dp2 → tp2 pp1 dp1" in back.out
     assert "measured" not in back.out
+
+
+def test_steps_of_a_run_are_priced_for_the_lengths_they_had(nereus: Command, tmp_path: Path) -> None:
+    """The longest responses that the workload allows, from step 3 on: steps 2 and 1 are priced as before."""
+    top = WORKLOAD.response.maximum
+    (tmp_path / "long").mkdir()
+    (tmp_path / "short").mkdir()
+    long, short = run(tmp_path / "long", Lengths(top, top, top)), run(tmp_path / "short")
+
+    def step_s(directory: Path, *steps: int) -> dict[str, float]:
+        predicted: dict[str, float] = json.loads(nereus("diff", directory, "--steps", *steps, "--json").out)["step_s"]
+        return predicted
+
+    for when in ("before", "after"):
+        assert step_s(long, 2, 3)[when] > step_s(short, 2, 3)[when]
+    assert step_s(long, 3, 1) == step_s(short, 3, 1)
 
 
 def test_plan_files_of_a_run_know_their_job(nereus: Command, tmp_path: Path) -> None:

@@ -75,13 +75,19 @@ def of_files(
 
 
 def of_run(run: Path, steps: tuple[int, int], lost: Collection[int] = ()) -> Asked:
-    """The plans under which two steps of a run ran. Raises SettingsError for what is not a run or not its steps."""
+    """The plans under which two steps of a run ran, both priced for what the second had to handle.
+
+    Raises SettingsError for what is not a run or not its steps.
+    """
     job, ticks = _of_run(run), _ticks(run)
     by_step = {tick.entry.boundary.step: tick for tick in ticks}
     for step in steps:
         if step not in by_step:
             raise SettingsError(f"--steps: {run} has no step {step}; it recorded steps {ranges(by_step) or 'none'}")
     first, second = steps
+    seen = by_step[second].entry.seen
+    prompt, response = seen.prompt or job.workload.prompt, seen.response or job.workload.response
+    job = replace(job, workload=replace(job.workload, prompt=prompt, response=response))
     read = tuple(_Read(f"step {step}", by_step[step].plan, job) for step in steps)
     asked = _asked((read[0], read[1]), (job, job), lost)
     made = [tick.entry for tick in ticks if first <= tick.entry.boundary.step < second and tick.entry.outcome]
