@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from nereus.engine.groups import as_bytes
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -19,7 +21,7 @@ def pack(buffer: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
         if _aligned(part, bits):
             part.view(bits.dtype).view(bits.shape).copy_(bits)
         else:
-            part.copy_(bits.contiguous().view(-1).view(torch.uint8))
+            part.copy_(as_bytes(bits.contiguous()))
 
 
 def unpack(buffer: torch.Tensor, views: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from nereus.core import TransitionError
+from nereus.engine.groups import as_bytes
 from nereus.engine.library.peers import Peers
 from nereus.transition.boxes import BoxPlan, Placement
 from nereus.transition.region import Holders, Region, pieces
@@ -50,7 +51,7 @@ def hash_box(tensor: torch.Tensor, region: Region, shape: tuple[int, ...], seed:
 
 def _hash(tensor: torch.Tensor, region: Region, shape: tuple[int, ...], seed: int) -> int:
     values = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    bits = values.reshape(-1).view(_BITS[values.element_size()]).to(torch.int64)
+    bits = as_bytes(values).view(_BITS[values.element_size()]).to(torch.int64)
     if values.element_size() == 16:
         bits = bits[0::2] * _signed(0x9E3779B97F4A7C15) + bits[1::2]
     index = torch.zeros((), dtype=torch.int64, device=tensor.device)
