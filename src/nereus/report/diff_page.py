@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from math import floor, log10
 
 from nereus.core.sizes import show_bytes, show_seconds
 from nereus.report import devices, diff_tree, html
@@ -11,6 +12,7 @@ from nereus.report.diff import Diff, Step
 LANES, ROWS = 96, 400
 """Groups of devices in the chart, where devices that do the same at the same time are one; primitives in the table."""
 TICKS = 4
+"""Intervals of the chart's axis, at most."""
 
 
 def page(shown: Diff) -> str:
@@ -45,10 +47,7 @@ def gantt(shown: Diff) -> str:
     scale = (html.WIDTH - html.LABEL - 70) / max(ended_s, 1e-12)
     lanes = _lanes(shown)
     height = min(len(lanes), LANES) * (html.BAR + html.GAP)
-    shapes = [
-        html.tick(html.LABEL + part * ended_s / TICKS * scale, height, f"{show_seconds(part * ended_s / TICKS)} s")
-        for part in range(TICKS + 1)
-    ]
+    shapes = [html.tick(html.LABEL + mark_s * scale, height, f"{show_seconds(mark_s)} s") for mark_s in _marks(ended_s)]
     for index, (members, steps) in enumerate(lanes[:LANES]):
         y = index * (html.BAR + html.GAP)
         shapes.append(html.text(0, y, devices.where(members, shown.problem.cluster, 3)))
@@ -58,6 +57,14 @@ def gantt(shown: Diff) -> str:
             shapes.append(html.bar(x, y, width, fill, about(step), step.critical))
     more = f'<p class="note">{len(lanes) - LANES} more groups of devices.</p>' if len(lanes) > LANES else ""
     return html.legend(names) + html.svg(min(len(lanes), LANES) + 1, shapes) + more
+
+
+def _marks(ended_s: float) -> list[float]:
+    """Round times from 0 on: multiples of 1, 2 or 5 times a power of ten."""
+    least_s = max(ended_s, 1e-12) / TICKS
+    power = 10.0 ** floor(log10(least_s))
+    step_s = next(times * power for times in (1, 2, 5, 10) if times * power >= least_s)
+    return [index * step_s for index in range(floor(ended_s / step_s) + 1)]
 
 
 def _lanes(shown: Diff) -> list[tuple[list[int], list[Step]]]:
