@@ -108,7 +108,7 @@ WORDS = {int: "a whole number", bool: "true or false", str: "a text"}
 def _plain(kind: type, data: Any, expected: str) -> Any:
     if type(data) is not kind:
         raise _Mismatch(f"{_shown(data)}, expected {expected}")
-    if kind is int and not -MOST <= data <= MOST:
+    if isinstance(data, int) and not -MOST <= data <= MOST:
         raise _Mismatch(f"{_shown(data)}, expected {expected} of at most {MOST:,}")
     return data
 
