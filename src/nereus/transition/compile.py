@@ -27,6 +27,9 @@ from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, BlockedError, Memory, schedule
 from nereus.transition.search import search
 
+SMALL_GROUPS = 600
+"""Up to so many commit groups, what the parts end above the bound is ordered in one piece as well."""
+
 
 def compile(
     start: EMUSet,
@@ -73,9 +76,11 @@ def connect(
         parts = fold(start, goal, changed, schemas, space)
         if sum(len(part.devices) for part in parts) > 1:
             try:
-                return _of_parts(start, goal, parts, schemas, memory, site)
+                dag = _of_parts(start, goal, parts, schemas, memory, site)
             except BlockedError:  # ordered as a whole, a part may get help from others
                 pass
+            else:
+                return dag if dag.certified else _shorter(dag, changed, schemas, memory, site)
     return _whole(start, goal, changed, schemas, memory, site, host_bytes or {})
 
 
@@ -117,6 +122,25 @@ def _of_parts(
             lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
     lots.sort(key=lambda lot: lot.dag.primitives[0].model_stage.sort_key)
     return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, round(longest), round(least))
+
+
+def _shorter(
+    dag: TransitionDAG,
+    changed: Sequence[ModelStage],
+    schemas: Mapping[ModelStage, StateSchema],
+    memory: Memory,
+    site: Site,
+) -> TransitionDAG:
+    """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
+    if sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots) > SMALL_GROUPS:
+        return dag
+    start, goal = dag.start, dag.goal
+    locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
+    try:
+        whole = _ordered(start, goal, locals_, schemas, memory, site, (dag.bound_bytes, 0.0, None))
+    except BlockedError:
+        return dag
+    return whole if whole.span_bytes < dag.span_bytes else dag
 
 
 def _work(entry: tuple[Alike, Sequence[LocalDAG]]) -> int:
