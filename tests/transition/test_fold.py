@@ -243,3 +243,23 @@ def test_more_devices_of_the_same_kind_make_no_more_work() -> None:
         start, goal = (shifted([(each, 4 * node) for node in range(count)]) for each in (before, after))
         dag = connect(start, goal, SCHEMAS, {})
         assert [len(lot.dag.primitives) for lot in dag.lots] == [len(one.primitives)]
+
+
+@pytest.mark.parametrize("links", EITHER)
+def test_a_part_that_is_blocked_on_its_own_gets_help_from_others(links: dict[str, Link] | None) -> None:
+    sizes = {ms: full_bytes(SCHEMAS[ms]) for ms in (ACTOR, REWARD)}
+    start = EMUSet((*units(ACTOR, Layout(1), 0, 2), *units(REWARD, Layout(1), 1, 3)))
+    goal = EMUSet((*units(ACTOR, Layout(1), 1, 3), *units(REWARD, Layout(1), 0, 2)))
+    capacity = dict.fromkeys((0, 1), max(sizes.values())) | dict.fromkeys((2, 3), sum(sizes.values()))
+    nodes = {device: device // 2 for device in range(4)}
+    node = [EMUSet(tuple(unit for unit in each.units if unit.devices[0] < 2)) for each in (start, goal)]
+    with pytest.raises(InfeasibleError, match="bytes short"):
+        connect(node[0], node[1], SCHEMAS, capacity, node_of=nodes, links=links)
+    assert (
+        len(fold(start, goal, [ACTOR, REWARD], SCHEMAS, Space(stored_bytes(start, SCHEMAS), capacity, 0, nodes))) == 2
+    )
+    dag = connect(start, goal, SCHEMAS, capacity, node_of=nodes, links=links)
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world, capacity)
+    assert_holds(world, goal, SCHEMAS)
+    assert not dag.lots
