@@ -133,6 +133,13 @@ ORDERS = (
         RULES,
     ),
     Mutation(
+        "read new units after those of the start always",
+        "transition/holders.py",
+        "reversed(self._idle) if self._fresh else self._idle",
+        "self._idle",
+        RULES,
+    ),
+    Mutation(
         "let no small unit feed a large one in the bound",
         "transition/occupancy.py",
         "    for count in range(1, size):",

@@ -58,8 +58,9 @@ class Site:
 class Part:
     """How far one model-stage has come."""
 
-    def __init__(self, local: LocalDAG, site: Site) -> None:
+    def __init__(self, local: LocalDAG, site: Site, fresh: bool = False) -> None:
         self.local = local
+        self._fresh = fresh
         self.holders = {unit: Holder(unit) for unit in local.kept}
         self.holders |= {unit: Holder(unit, goes=True) for unit in local.left}
         self.open = 0
@@ -99,7 +100,7 @@ class Part:
         idle.setdefault(self._site.node(holder.unit), deque()).append(holder)
 
     def take(self, build: Build, busy: Set[int], resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
-        """What `build` reads: a unit on its node before others, one of the start before a new one.
+        """What `build` reads: a unit on its node before others, one of the start before a new one unless `fresh`.
 
         More than one when a unit has fewer devices than are to be built. Units that turn out to be busy go to
         `resting`, each with a device that keeps it so. What has to leave for the group is not read by it.
@@ -125,9 +126,9 @@ class Part:
 
     def _next(self, node: int) -> Holder | None:
         """The next unit that is believed to be free, no longer counted among those."""
-        old, new = self._idle
-        while old or new:
-            idle = old if node in old else new if node in new else old or new
+        first, second = reversed(self._idle) if self._fresh else self._idle
+        while first or second:
+            idle = first if node in first else second if node in second else first or second
             at = node if node in idle else next(iter(idle))
             holder = idle[at].popleft()
             if not idle[at]:
@@ -145,6 +146,11 @@ class Part:
             for holders in idle.values()
             for other in holders
         )
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are units of the start and new ones to choose from."""
+        return all(self._idle)
 
     def old_units(self) -> int:
         """Units of the start that are believed to be free. Those built since may lie on their devices."""

@@ -10,15 +10,17 @@ class Rule:
     """Groups start in stage order, or the `longest_first`. A unit whose memory is waited for leaves as soon as there is
     another copy; if `patient`, not before it has been read once, where there is something to be read it for. One that
     makes room for its own model-stage leaves when another can be read at once; if `eager`, when another is there. Units
-    that groups wait to read leave when nothing else can start and nothing runs; if `early`, while others still run.
+    that groups wait to read leave when nothing else can start and nothing runs; if `early`, while others still run. New
+    replicas are read from units of the start before others; if `fresh`, from new ones, so that the old ones may leave.
     """
 
     longest_first: bool = False
     patient: bool = False
     eager: bool = False
     early: bool = False
+    fresh: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
         """In what it differs from the first rule."""
-        return tuple(name for name in ("longest_first", "patient", "eager", "early") if getattr(self, name))
+        return tuple(name for name in ("longest_first", "patient", "eager", "early", "fresh") if getattr(self, name))

@@ -37,7 +37,7 @@ class Run:
     def __init__(
         self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule, limit_bytes: float = inf
     ) -> None:
-        parts = {local.model_stage: Part(local, site) for local in locals_}
+        parts = {local.model_stage: Part(local, site, rule.fresh) for local in locals_}
         waiting = Waiting(parts, rule.longest_first)
         self.site = site
         self.span_bytes = 0.0
@@ -208,6 +208,8 @@ class Run:
     def _choose(self, part: Part, build: Build) -> tuple[Holder, ...]:
         """Whole units for a group that may read any, as many as keep its devices busy."""
         resting: list[tuple[int, Holder]] = []
+        if part.mixed:
+            self._so_far.minds.add("fresh")
         found = part.take(build, self._busy, resting)
         for device, holder in resting:
             self._waiting.rest(holder, device)

@@ -27,7 +27,14 @@ from nereus.transition.rule import Rule
 from nereus.transition.run import Run, Stuck
 from nereus.transition.steps import primitives
 
-RULES = (Rule(), Rule(early=True), Rule(patient=True), Rule(longest_first=True), Rule(eager=True))
+RULES = (
+    Rule(),
+    Rule(early=True),
+    Rule(patient=True),
+    Rule(longest_first=True),
+    Rule(eager=True),
+    Rule(fresh=True),
+)
 """Tried in turn until one meets the lower bound; the shortest order wins."""
 TRIED_GROUPS = 400
 """Beyond so many commit groups in all, no further rule is tried: planning time grows with both."""
