@@ -86,6 +86,7 @@ class Transition:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._running: _Running | None = None
+        self._schemas: dict[ModelStage, StateSchema] = {}
 
     def handlers(self) -> dict[str, Handler]:
         """Command name → function."""
@@ -111,7 +112,7 @@ class Transition:
         """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
         fields, device = message.fields, self._worker.device
         group = self._worker.groups.make(fields["group"], fields["members"], fields["timeout_s"])
-        dag, schemas = fields["dag"], fields["schemas"]
+        dag, schemas = fields["dag"], {ms: self._known(ms, told) for ms, told in fields["schemas"].items()}
         if fingerprint(dag, schemas) != fields["routes"]:
             raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
         flows = dict[str, tuple[Flow, ...]]()
@@ -120,6 +121,11 @@ class Transition:
         pairs = pair_bytes(dag, schemas)
         self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], flows, pairs)
         self._probe(self._running)
+
+    def _known(self, model_stage: ModelStage, told: StateSchema) -> StateSchema:
+        """The object of the last transition where it says the same: routes are remembered by a schema's identity."""
+        self._schemas[model_stage] = as_before(self._schemas.get(model_stage), told)
+        return self._schemas[model_stage]
 
     def _probe(self, running: _Running) -> None:
         """First bytes over each pair that will be used, so that nothing is allocated for a peer that is not there."""
@@ -237,6 +243,13 @@ class Transition:
         if self._running is None:
             raise TransitionError(f"device {self._worker.device}: no transition has begun")
         return self._running
+
+
+def as_before(before: StateSchema | None, told: StateSchema) -> StateSchema:
+    """`before` where `told` says the same. The order of kinds counts too: what travels is cut in that order."""
+    if before is None or before != told or tuple(before.dtypes) != tuple(told.dtypes):
+        return told
+    return before
 
 
 def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:
