@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +41,20 @@ def on_each(
 
     with ThreadPoolExecutor(len(devices)) as pool:
         return list(pool.map(run, devices))
+
+
+def test_a_process_may_end_right_after_its_groups(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "from tests.engine.test_groups import *\n"
+        "store = distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "print(on_each(store, [0, 1], lambda group: group.rank))\n"
+    )
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, timeout=120
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, b"[0, 1]"), ended.stderr
 
 
 def test_all_reduce_sums_in_place(store: distributed.TCPStore) -> None:

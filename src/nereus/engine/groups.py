@@ -173,8 +173,8 @@ class Group:
             handle.release()
         held = [each for each in (self._process_group, self._down) if each is not None]
         self._process_group = self._down = None
-        while held:
-            threading.Thread(target=_let_go, args=([held.pop()], self.on_cuda), daemon=True).start()
+        while held:  # the process stays until sockets are closed, but not for an abort that hangs
+            threading.Thread(target=_let_go, args=([held.pop()], self.on_cuda), daemon=self.on_cuda).start()
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:

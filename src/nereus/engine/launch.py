@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -45,16 +45,27 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(early)
 
 
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that are not set otherwise, for children started meanwhile alone."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
 def launch(settings: WorkerSettings) -> Launched:
     """Start the worker of one device."""
-    for name, value in HUGE_PAGES.items():
-        os.environ.setdefault(name, value)  # read by the fork server when it starts
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     ours, theirs = context.Pipe()
     process = context.Process(
         target=run_worker, args=(settings, theirs), name=f"nereus-device-{settings.device}", daemon=True
     )
-    process.start()
+    with _environment(HUGE_PAGES):  # read by the fork server, which the first worker starts
+        process.start()
     theirs.close()  # so that the end of the process ends the pipe
     return Launched(process, ours)
