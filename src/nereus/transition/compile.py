@@ -27,8 +27,9 @@ from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, BlockedError, Memory, schedule
 from nereus.transition.search import search
 
-SMALL_GROUPS = 600
-"""Up to so many commit groups, what the parts end above the bound is ordered in one piece as well."""
+SMALL_GROUPS, TRIED_WHOLE = 600, 100
+"""What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups; beyond the
+second, by one rule alone."""
 
 
 def compile(
@@ -132,12 +133,14 @@ def _shorter(
     site: Site,
 ) -> TransitionDAG:
     """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
-    if sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots) > SMALL_GROUPS:
+    groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
+    if groups > SMALL_GROUPS:
         return dag
+    goals = dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0
     start, goal = dag.start, dag.goal
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
-        whole = _ordered(start, goal, locals_, schemas, memory, site, (dag.bound_bytes, 0.0, None))
+        whole = _ordered(start, goal, locals_, schemas, memory, site, goals)
     except BlockedError:
         return dag
     return whole if whole.span_bytes < dag.span_bytes else dag
