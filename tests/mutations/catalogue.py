@@ -7,6 +7,7 @@ from tests.mutations.folding import FOLDING
 from tests.mutations.harness import Mutation
 from tests.mutations.library import LIBRARY
 from tests.mutations.orders import ORDERS
+from tests.mutations.reading import READING
 
 ALGORITHMS = (
     Mutation(
@@ -240,4 +241,4 @@ TRAINER = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ORDERS + FOLDING + ENGINE + LIBRARY + TRAINER
+MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ORDERS + FOLDING + ENGINE + READING + LIBRARY + TRAINER

@@ -1,0 +1,45 @@
+"""Mutations of how a rank reads its peer's memory, and of work beside other work on a device."""
+
+from __future__ import annotations
+
+from tests.mutations.harness import Mutation
+
+ATTACH, SIDE = "tests/engine/test_attach.py::", "tests/engine/test_side_stream.py::"
+
+READING = (
+    Mutation(
+        "trust the number of a process",
+        "engine/transports/attach.py",
+        "        if self._seen.tobytes() != self._mark:",
+        "        if False:",
+        ATTACH + "test_another_process_is_read_until_it_ends_and_never_one_that_has_its_pid",
+    ),
+    Mutation(
+        "read processes of another host or namespace",
+        "engine/transports/attach.py",
+        "    if not any(host) or _CARD.unpack(card())[:2] != (host, namespace):",
+        "    if not any(host):",
+        ATTACH + "test_a_card_of_another_host_or_process_is_refused",
+    ),
+    Mutation(
+        "take a short read for a whole one",
+        "engine/transports/attach.py",
+        "        if got != wanted:",
+        "        if False:",
+        ATTACH + "test_a_short_read_is_no_neighbour_and_an_error_later",
+    ),
+    Mutation(
+        "wait for a device without a deadline",
+        "engine/side_stream.py",
+        "        if left_s() <= 0:",
+        "        if left_s() <= 0 and done.query():",
+        SIDE + "test_work_that_does_not_end_is_an_error_at_the_deadline",
+    ),
+    Mutation(
+        "let go of memory that a kernel may still write",
+        "engine/side_stream.py",
+        "            tensor.record_stream(stream)",
+        "            pass",
+        SIDE + "test_memory_is_kept_where_the_work_fails_and_nobody_waits_for_the_device",
+    ),
+)
