@@ -24,7 +24,7 @@ from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.holders import Site
 from nereus.transition.place import place
 from nereus.transition.room import Room
-from nereus.transition.schedule import TRIED_GROUPS, BlockedError, Memory, schedule
+from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 
 SMALL_GROUPS, TRIED_WHOLE = 600, 100
@@ -116,8 +116,8 @@ def _of_parts(
     longest = 0.0
     for part, locals_ in sorted(zip(parts, changed, strict=True), key=_work, reverse=True):
         own = _within(memory, part.devices[0].tolist())
-        share = TRIED_GROUPS // len(parts)
-        dag = _ordered(part.start, part.goal, locals_, schemas, own, site, (0.0, max(least, longest), share))
+        aim = Aim(0.0, max(least, longest), TRIED_GROUPS // len(parts))
+        dag = _ordered(part.start, part.goal, locals_, schemas, own, site, aim)
         longest = max(longest, dag.span_bytes)
         if not dag.idle:
             lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
@@ -136,14 +136,13 @@ def _shorter(
     groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
     if groups > SMALL_GROUPS:
         return dag
-    goals = dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0
+    aim = Aim(dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0, dag.span_bytes)
     start, goal = dag.start, dag.goal
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
-        whole = _ordered(start, goal, locals_, schemas, memory, site, goals)
+        return _ordered(start, goal, locals_, schemas, memory, site, aim)
     except BlockedError:
         return dag
-    return whole if whole.span_bytes < dag.span_bytes else dag
 
 
 def _work(entry: tuple[Alike, Sequence[LocalDAG]]) -> int:
@@ -167,17 +166,14 @@ def _ordered(
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
-    goals: tuple[float | None, float, int | None] = (None, 0.0, None),
+    aim: Aim | None = None,
 ) -> TransitionDAG:
-    """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits.
-
-    `goals` are the last arguments of `schedule`.
-    """
+    """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits."""
     roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if memory.capacity else locals_
     ways = [locals_] if roomy == locals_ else [locals_, roomy]
     if any(not build.sources for local in locals_ for build in local.builds):
         ways.append([local.in_turn() for local in locals_])
-    dag = schedule(start, goal, ways, memory, site, None, *goals)
+    dag = schedule(start, goal, ways, memory, site, None, aim)
     if memory.capacity:
         check(dag, memory.used, memory.capacity, memory.buffer_bytes)
     return dag
@@ -226,7 +222,8 @@ def _searched(
         for ms in (local.model_stage for local in locals_)
     ]
     waited_for = {} if found.lead.offloaded else memory.capacity  # what is staged waits for no copy
-    return schedule(*ends, [again], memory, site, found.lead, bound_bytes(locals_, memory.used, waited_for, site))
+    aim = Aim(bound_bytes(locals_, memory.used, waited_for, site))
+    return schedule(*ends, [again], memory, site, found.lead, aim)
 
 
 def _uncrowded(

@@ -68,6 +68,21 @@ class Memory:
     buffer_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """How long to look for a shorter order.
+
+    No order takes less than `least_bytes` (None: not known yet), none shorter than `enough_bytes` is looked for, and
+    only those shorter than `limit_bytes` count. Nothing more is tried once `tried_groups` have been in all; None: once
+    there is an order and many have been.
+    """
+
+    least_bytes: float | None = None
+    enough_bytes: float = 0.0
+    tried_groups: int | None = None
+    limit_bytes: float = inf
+
+
 def schedule(
     start: EMUSet,
     goal: EMUSet,
@@ -75,42 +90,37 @@ def schedule(
     memory: Memory,
     site: Site | None = None,
     lead: Lead | None = None,
-    least: float | None = None,
-    enough_bytes: float = 0.0,
-    tried_groups: int | None = None,
+    aim: Aim | None = None,
 ) -> TransitionDAG:
-    """The global DAG, its primitives in execution order, and `least`, which any order takes.
+    """The global DAG, its primitives in execution order, and the bound that any order takes.
 
-    Of `ways` to decompose, the one with the shortest order found; nothing shorter than `enough_bytes` is looked for,
-    nor anything once `tried_groups` have been tried in all; None: once there is an order and many have been. Release
-    before acquire, then stage order; an acquisition that fits only after a Destroy or Offload gets an edge from it.
-    Raises BlockedError when all ends in dead ends, which does not mean that there is no order.
+    Of `ways` to decompose, the one with the shortest order found. Release before acquire, then stage order; an
+    acquisition that fits only after a Destroy or Offload gets an edge from it. Raises BlockedError when all ends in
+    dead ends or is too long for `aim`, which does not mean that there is no order.
     """
-    site = site or Site()
-    least = bound_bytes(ways[0], memory.used, memory.capacity, site) if least is None else least
+    site, aim = site or Site(), aim or Aim()
+    known = aim.least_bytes
+    least = bound_bytes(ways[0], memory.used, memory.capacity, site) if known is None else known
     best: Run | None = None
-    blocked: BlockedError | None = None
-    budget = TRIED_GROUPS if tried_groups is None else tried_groups
+    blocked = BlockedError(f"no order shorter than {aim.limit_bytes:,.0f} bytes was found")
+    limit, impatient = aim.limit_bytes, aim.limit_bytes < inf
+    budget = TRIED_GROUPS if aim.tried_groups is None else aim.tried_groups
     minds: dict[int, Set[str]] = {}
     """id of a way → fields of rules that make a difference to it."""
     for rule, locals_ in product(RULES, ways):
-        if budget <= 0 and (best is not None or (blocked is not None and tried_groups is not None)):
-            break
-        if best is not None and best.span_bytes <= max(least, enough_bytes):
+        if minds and ((budget <= 0 and impatient) or limit <= max(least, aim.enough_bytes)):
             break
         budget -= sum(len(local.builds) for local in locals_)
         if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
             continue
-        run, stuck = _attempt(locals_, memory, site, rule, lead, inf if best is None else best.span_bytes)
+        run, stuck = _attempt(locals_, memory, site, rule, lead, limit)
         minds.setdefault(id(locals_), run.minds)
-        if run.late:
-            continue
         if stuck is not None:
-            blocked = _blocked(stuck, memory) if stuck.short_bytes or blocked is None else blocked
-        else:
-            best = run
+            blocked = _blocked(stuck, memory) if stuck.short_bytes or not blocked.short_bytes else blocked
+            impatient |= aim.tried_groups is not None
+        elif not run.late:
+            best, limit, impatient = run, run.span_bytes, True
     if best is None:
-        assert blocked is not None
         raise blocked
     return _dag(start, goal, best, round(least))
 
