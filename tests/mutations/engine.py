@@ -47,7 +47,7 @@ ENGINE = (
         "engine/crew.py",
         "        for device in owing:\n            self._lose(",
         "        for device in ():\n            self._lose(",
-        FAULTS + "test_a_peer_that_stops_is_ended_after_its_deadline[receive, Merge]",
+        FAULTS + "test_a_peer_that_stops_is_ended_at_its_one_deadline_and_is_the_one_to_be_blamed[receive, Merge]",
     ),
     Mutation(
         "leave padding as it was allocated",
