@@ -130,7 +130,7 @@ def heard() -> Iterator[None]:
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
-        handler = previous[number]
+        handler = previous[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)
 
