@@ -81,10 +81,9 @@ def train(
     state = brain.start(cluster, config.workload, begin, calibration=learnt)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _crew(config, workflow, cluster) as crew:
-        with heard():
-            crew.start(begin)
-            crew.wait_ready(begin, config.timeout_s)
-            job = RLJob(config, workflow, crew, source, state.plan, run_dir, verify)
+        crew.start(begin)
+        crew.wait_ready(begin, config.timeout_s)
+        job = RLJob(config, workflow, crew, source, state.plan, run_dir, verify)
         executor = TransitionExecutor(crew, schemas(workflow), config.timeout_s, verify)
         with _stopping(job):
             job.load(stored)
@@ -121,29 +120,6 @@ def _crew(config: JobConfig, workflow: Workflow, cluster: Cluster) -> Crew:
     }
     node_of = {device.id: device.node for device in cluster.devices}
     return Crew(devices, PROGRAM, Options(config, workflow, schemas(workflow), node_of), timeout_s=config.timeout_s)
-
-
-@contextmanager
-def heard() -> Iterator[None]:
-    """SIGINT and SIGTERM take effect at the end at the latest: an import may swallow the interrupt that one raises."""
-    arrived: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-        handler = previous[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if arrived:
-        signal.raise_signal(arrived[0])
 
 
 @contextmanager
