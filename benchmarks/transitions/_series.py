@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import mean
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from benchmarks._result import Result
 from benchmarks.transitions.scenario import Scenario
-from benchmarks.transitions.sides import Measured, Side, compare
+from benchmarks.transitions.sides import Side, compare
 
 
-def setting(name: str, scenarios: Sequence[Scenario], sides: Sequence[Side], runs: int) -> list[Result]:
-    """One line a side: the mean over the scenarios of its median seconds; NaN when it could not do one of them."""
-    found: list[Mapping[str, Measured]] = [compare(sides, scenario, runs) for scenario in scenarios]
+def setting(name: str, scenario: Scenario, sides: Sequence[Side], runs: int) -> list[Result]:
+    """One line a side: its median seconds; NaN when it could not do it."""
+    found = compare(sides, scenario, runs)
     lines = []
     for side in sides:
-        each = [one[side.name] for one in found]
-        seconds = mean(one.median_s for one in each)
-        reasons = {one.reason for one in each if one.reason}
-        wrong = sum(len(one.wrong) for one in each)
-        notes = "; ".join([*sorted(reasons), *([f"WRONG: {wrong} tensors"] if wrong else [])])
+        one = found[side.name]
+        reasons = [one.reason] if one.reason else []
+        wrong = [f"WRONG: {len(one.wrong)} tensors"] if one.wrong else []
         details = {
             "setting": name,
             "side": side.name,
-            "bytes": scenarios[0].size.bytes,
-            "seconds": {scenario.name: one.seconds for scenario, one in zip(scenarios, each, strict=True)},
-            "minimum_bytes": {scenario.name: scenario.minimum_bytes for scenario in scenarios},
-            "written_bytes": {s.name: one.middle("written_bytes") for s, one in zip(scenarios, each, strict=True)},
+            "scenario": scenario.name,
+            "bytes": scenario.size.bytes,
+            "seconds": one.seconds,
+            "minimum_bytes": scenario.minimum_bytes,
+            "written_bytes": one.middle("written_bytes"),
         }
-        lines.append(Result(f"{name}: {side.name}, s", "report", seconds, notes=notes, details=details))
+        notes = "; ".join([*reasons, *wrong])
+        lines.append(Result(f"{name}: {side.name}, s", "report", one.median_s, notes=notes, details=details))
     return lines
 
 

@@ -23,7 +23,7 @@ def run(quick: bool = False) -> list[Result]:
     for workers in (1,) if quick else (1, 2, 4):
         scenario = Scenario(f"DP{workers} -> DP{2 * workers}", size, units(1, 1, workers), units(1, 1, 2 * workers))
         name = f"{workers}→{2 * workers}"
-        lines += setting(name, [scenario], sides[:1] if quick else sides, 1 if quick else RUNS)
+        lines += setting(name, scenario, sides[:1] if quick else sides, 1 if quick else RUNS)
     return lines
 
 
