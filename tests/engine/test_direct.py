@@ -134,6 +134,37 @@ def test_a_source_that_converts_sends_and_a_target_that_converts_reads() -> None
     assert found == {0: frozenset({1}), 1: frozenset()}
 
 
+@pytest.mark.parametrize("travels", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float32])
+def test_a_target_that_knows_what_is_stored_reads_and_converts_it(travels: torch.dtype, wanted: torch.dtype) -> None:
+    """By way of what travels, in pieces of the scratch buffer, of rows, columns, transposed and repeated views."""
+    wide = torch.randn(300, 400, generator=torch.Generator().manual_seed(1))
+    views = [
+        wide,
+        wide[:, 100:],
+        wide[:40, :30].t(),
+        wide[:40, :1].expand(40, 50),
+        wide[0, 0],
+        wide[3, :0],
+        wide.view(20, 15, 400),
+    ]
+    reads: dict[int, frozenset[int]] = {}
+
+    def act(transport: Torch) -> None:
+        got = [torch.zeros(view.shape, dtype=wanted) for view in views]
+        parts = [Part(view, travels, torch.float32) for view in (got if transport.rank else views)]
+        sides = ({}, {0: parts}) if transport.rank else ({1: parts}, {})
+        exchange = Exchange(transport, *sides, LIMIT, BUCKET_BYTES, _raise)
+        exchange.run(lambda: None)
+        assert exchange._direct.buffer.numel() <= BUCKET_BYTES
+        reads[transport.rank] = exchange._direct.read_from
+        if transport.rank:
+            assert all(torch.equal(a, b.to(travels).to(wanted)) for a, b in zip(got, views, strict=True))
+
+    on_threads(2, act)
+    assert reads == {0: frozenset(), 1: frozenset({0})}
+
+
 def test_tiny_pieces_and_conjugates_are_sent_and_tiny_targets_go_by_the_scratch_buffer() -> None:
     width = LEAST_RUN_BYTES // 8
     plain = torch.arange(200.0 * width).view(200, width)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Changes whenever workers of two versions would cut the same moves into different messages."""
 
 

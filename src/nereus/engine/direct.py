@@ -2,13 +2,15 @@
 
 Owns who may read whom in a group, and one exchange's part of it: a source offers the places of what it would send, the
 target reads them into its own tensors and says when it is done; until then the source's memory stays as it is. A target
-that says nothing by the deadline is an error of the source, and what it has read then counts for nothing. What a source
-cannot offer (it converts, it is not in the memory of the host, its pieces are tiny) travels as messages.
+that says nothing by the deadline is an error of the source, and what it has read then counts for nothing. Of another
+dtype than the one that travels, the target reads what is stored, where it knows that dtype, and converts it. What a
+source cannot offer (it converts itself, it is not in the memory of the host, its pieces are tiny) travels as messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,17 @@ from numpy.typing import NDArray
 
 from nereus.core import NereusError, TransportError
 from nereus.engine.messages import Part, Parts, limited
-from nereus.engine.transports.attach import CARD_BYTES, Process, Segments, alike, card, find, runs, segments
+from nereus.engine.transports.attach import (
+    CARD_BYTES,
+    MOST_CALL_BYTES,
+    Process,
+    Segments,
+    alike,
+    card,
+    find,
+    runs,
+    segments,
+)
 
 if TYPE_CHECKING:
     from nereus.engine.groups import Handle
@@ -31,6 +43,8 @@ FEW_PIECES = 64
 """So many of them cost nothing to speak of in one part."""
 BATCH_PIECES = 1 << 15
 """So many are listed at once: a megabyte."""
+SCRATCH_BYTES = 1 << 19
+"""What is converted or in tiny pieces is read so many bytes at once, which stay in the cache until they are copied."""
 MOST_PIECES = 4096
 """So many of them a source offers to one rank: a millisecond or two."""
 
@@ -71,13 +85,15 @@ class Direct:
     """One rank's part of one exchange, as far as pairs that read are concerned."""
 
     def __init__(
-        self, transport: Torch, sends: Mapping[int, Parts], receives: Mapping[int, Parts], limit: int, note: Note
+        self, transport: Torch, sends: Mapping[int, Parts], receives: Mapping[int, Parts], room_bytes: int, note: Note
     ) -> None:
+        """The scratch buffer takes at most `room_bytes`."""
         self._transport, self._note = transport, note
-        self._sends = {rank: cut for rank, parts in sends.items() if (cut := _cut(parts, limit))}
-        self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts, limit))}
-        staged = [part.bytes for parts in self._receives.values() for part in parts if _staged(part)]
-        self._scratch = torch.empty(max(staged, default=0), dtype=torch.uint8)
+        self._sends = {rank: cut for rank, parts in sends.items() if (cut := _cut(parts))}
+        self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts))}
+        received = (part for parts in self._receives.values() for part in parts)
+        staged = max((part.view.numel() * _item_bytes(part) for part in received if _staged(part)), default=0)
+        self._scratch = torch.empty(min(staged, room_bytes, SCRATCH_BYTES), dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
         self._offers: dict[int, Numbers] = {}
         self._done: _Letters | None = None
@@ -118,11 +134,12 @@ class Direct:
         batch: list[tuple[Segments, Segments]] = []
         listed = 0
         try:
-            for part, there in zip(parts, _offered(self._offers[rank], parts), strict=True):
+            for part, (address, strides) in zip(parts, _offered(self._offers[rank], parts), strict=True):
                 if _staged(part):
-                    self._convert(process, part, there)
+                    self._convert(process, part, address, strides)
                     continue
-                batch.append(alike(_places(part), there))
+                there = segments(address, tuple(part.view.shape), strides, part.dtype.itemsize)
+                batch.append(alike(_places(part.view), there))
                 listed += len(batch[-1][0])
                 if listed >= BATCH_PIECES:
                     _read(process, batch)
@@ -148,12 +165,17 @@ class Direct:
             self._done.take(rank, "that it has read")
         self._done.end("that state was read")
 
-    def _convert(self, process: Process, part: Part, there: Segments) -> None:
-        """By way of the scratch buffer."""
-        buffer = self._scratch[: part.bytes]
-        here = segments(buffer.data_ptr(), (part.bytes,), (1,), 1)
-        process.read(*alike(here, there))
-        part.view.copy_(buffer.view(part.dtype).view(part.view.shape))
+    def _convert(self, process: Process, part: Part, address: int, strides: tuple[int, ...]) -> None:
+        """By way of the scratch buffer, as much at once as it takes."""
+        stored = part.stored or part.dtype
+        limit = self._scratch.numel() // _item_bytes(part) * part.dtype.itemsize
+        like = replace(part, view=torch.empty_strided(part.view.shape, strides, dtype=stored, device="meta"))
+        for mine, theirs in zip(limited(part, limit), limited(like, limit), strict=True):
+            view, shape = theirs.view, tuple(theirs.view.shape)
+            start = address + view.storage_offset() * stored.itemsize
+            read = self._scratch[: view.numel() * stored.itemsize].view(stored).view(shape)
+            process.read(*alike(_places(read), segments(start, shape, view.stride(), stored.itemsize)))
+            mine.view.copy_(read.to(part.dtype) if mine.view.dtype != part.dtype else read)
 
 
 class _Letters:
@@ -211,14 +233,21 @@ def _read(process: Process, batch: list[tuple[Segments, Segments]]) -> None:
     batch.clear()
 
 
-def _cut(parts: Parts, limit: int) -> list[Part]:
-    return [small for part in parts if part.view.numel() for small in limited(part, limit)]
+def _cut(parts: Parts) -> list[Part]:
+    """No part is more than one call reads."""
+    whole = [(part, MOST_CALL_BYTES // _item_bytes(part) * part.dtype.itemsize) for part in parts if part.view.numel()]
+    return [small for part, limit in whole for small in limited(part, limit)]
 
 
-def _pieces(part: Part) -> tuple[int, int] | None:
-    """(pieces, bytes of each) of a part in this process's memory; None where it cannot be used as it is."""
-    view = part.view
-    if view.device.type != "cpu" or view.dtype != part.dtype or view.is_conj() or view.is_neg():
+def _item_bytes(part: Part) -> int:
+    """Of an element where that is widest: as it is stored by the source, or as it travels."""
+    travels, stored = part.dtype, part.stored or part.dtype
+    return int(max(travels.itemsize, stored.itemsize))
+
+
+def _pieces(view: torch.Tensor, dtype: torch.dtype) -> tuple[int, int] | None:
+    """(pieces, bytes of each) of a view in this process's memory; None where that does not hold elements of `dtype`."""
+    if view.device.type != "cpu" or view.dtype != dtype or view.is_conj() or view.is_neg():
         return None
     return runs(tuple(view.shape), view.stride(), view.element_size())
 
@@ -230,27 +259,26 @@ def _tiny(count: int, size_bytes: int) -> int:
 
 def _staged(part: Part) -> bool:
     """Whether a part is read by way of the scratch buffer."""
-    found = _pieces(part)
+    found = _pieces(part.view, part.dtype) if part.stored in (None, part.dtype) else None
     return found is None or _tiny(*found) > FEW_PIECES
 
 
-def _places(part: Part) -> Segments:
-    view = part.view
+def _places(view: torch.Tensor) -> Segments:
     return segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
 
 
 def _offer(parts: Parts) -> Numbers:
     """Address and strides of each part; zeros where they cannot be read as they are."""
     told = np.array([number for part in parts for number in (part.view.data_ptr(), *part.view.stride())], np.int64)
-    found = [_pieces(part) for part in parts]
+    found = [_pieces(part.view, part.stored or part.dtype) for part in parts]
     pieces = sum(MOST_PIECES + 1 if each is None else _tiny(*each) for each in found)
     return told if pieces <= MOST_PIECES else np.zeros_like(told)
 
 
-def _offered(told: Numbers, parts: Parts) -> Iterator[Segments]:
-    """What the other side's views are: of the same shapes as ours, in the dtype that travels."""
+def _offered(told: Numbers, parts: Parts) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Address and strides of the other side's views, which have the shapes of ours."""
     start = 0
     for part in parts:
         address, *strides = told[start : start + 1 + part.view.dim()].tolist()
-        yield segments(address, tuple(part.view.shape), tuple(strides), part.dtype.itemsize)
+        yield address, tuple(strides)
         start += 1 + part.view.dim()

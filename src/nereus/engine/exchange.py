@@ -55,7 +55,7 @@ class Exchange:
     ) -> None:
         self._transport = transport
         self._note = note
-        self._direct = Direct(transport, sends, receives, limit, note)
+        self._direct = Direct(transport, sends, receives, max(limit, bucket_bytes), note)
         self._rounds = rounds(sends, receives, limit)
         staged = [self._staged_bytes(one) for one in self._rounds]
         sizes = tuple([each[side] for each in staged] for side in (0, 1))

@@ -8,7 +8,7 @@ cannot make ranks wait for one another for ever.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import torch
@@ -25,10 +25,12 @@ class Part:
     """Elements that travel: the view they are read from or written to, and the dtype in which they travel.
 
     Both sides of a pair have views of equal shapes, of any strides; a side that stores another dtype converts.
+    `stored` is what the source stores, where both sides know that it is another dtype.
     """
 
     view: torch.Tensor
     dtype: torch.dtype
+    stored: torch.dtype | None = None
 
     @property
     def bytes(self) -> int:
@@ -118,4 +120,4 @@ def limited(part: Part, limit: int) -> Iterator[Part]:
     count = view.shape[dim]
     step = max(1, limit // (part.bytes // count))
     for start in range(0, count, step):
-        yield from limited(Part(view.narrow(dim, start, min(step, count - start)), part.dtype), limit)
+        yield from limited(replace(part, view=view.narrow(dim, start, min(step, count - start))), limit)

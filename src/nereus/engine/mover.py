@@ -52,11 +52,19 @@ class Mover:
         self._ledger = ledger
         self._bucket_bytes = bucket_bytes(tensors, dtypes, share)
 
-    def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
+    def run(
+        self,
+        moves: Sequence[Move],
+        source: Find,
+        target: Find,
+        most_peers: int | None = None,
+        stored: Mapping[Kind, str] | None = None,
+    ) -> Traffic:
         """Send and receive all that concerns this device; `source` and `target` find its positions for a move.
 
         `most_peers` is the most that any device sends to or receives from, equal on all devices; None: `moves` are
-        those of every device.
+        those of every device. `stored` are the dtypes that the sources store, by kind, where those are others than
+        travel.
         """
         own: list[Move] = []
         sends: dict[int, list[Part]] = {}
@@ -66,9 +74,9 @@ class Mover:
                 if move.source == self._device == peer:
                     own.append(move)
                 elif move.source == self._device:
-                    sends.setdefault(self._rank(peer), []).append(self._part(source(move), move))
+                    sends.setdefault(self._rank(peer), []).append(self._part(source(move), move, stored))
                 elif peer == self._device:
-                    receives.setdefault(self._rank(move.source), []).append(self._part(target(move), move))
+                    receives.setdefault(self._rank(move.source), []).append(self._part(target(move), move, stored))
 
         def copy() -> None:
             for move in own:
@@ -90,8 +98,9 @@ class Mover:
             raise TransportError(f"device {self._device} has no group with device {device}, its members: {members}")
         return members.index(device)
 
-    def _part(self, position: Position, move: Move) -> Part:
-        return Part(self._view(position, move), TORCH_DTYPES[self._dtypes[move.kind]])
+    def _part(self, position: Position, move: Move, stored: Mapping[Kind, str] | None) -> Part:
+        other = None if stored is None else TORCH_DTYPES[stored[move.kind]]
+        return Part(self._view(position, move), TORCH_DTYPES[self._dtypes[move.kind]], other)
 
     def _view(self, position: Position, move: Move) -> torch.Tensor:
         """The part of a stored tensor that a move names."""

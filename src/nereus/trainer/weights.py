@@ -70,9 +70,10 @@ class WeightSync:
         with worker.meter.communicating("sync"), torch.no_grad():
             for name in routes.whole:  # roles never share storage (D5.2)
                 positions[generating].tensors[name, Kind.PARAM].copy_(positions[trained].tensors[name, Kind.PARAM])
-            mover.run(sent.moves, lambda _: positions[trained], lambda _: positions[generating], sent.most_peers)
+            ends = (lambda _: positions[trained]), (lambda _: positions[generating])
+            mover.run(sent.moves, *ends, sent.most_peers, self._schemas[trained].dtypes)
             for part in passed:
-                mover.run(part.moves, *(lambda _: positions[generating],) * 2, part.most_peers)
+                mover.run(part.moves, ends[1], ends[1], part.most_peers)
 
     def _routes(self, sources: Units, targets: Units) -> _Routes:
         if (sources, targets) not in self._known:

@@ -23,7 +23,7 @@ from nereus.transition.boxes import BoxPlan, Route
 from nereus.transition.region import Region
 
 Tensors = Mapping[str, torch.Tensor]
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 @dataclass(frozen=True, slots=True)
