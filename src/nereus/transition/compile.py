@@ -27,9 +27,10 @@ from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 
-SMALL_GROUPS, TRIED_WHOLE = 600, 100
-"""What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups; beyond the
-second, by one rule alone."""
+SMALL_GROUPS, TRIED_WHOLE, FEW_LAST, SMALL_UNITS = 600, 100, 3, 4096
+"""What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups, beyond the
+second by one rule alone; if up to so many parts end last, which others may then help; and if up to so many units leave
+or come."""
 
 
 def compile(
@@ -134,7 +135,9 @@ def _shorter(
 ) -> TransitionDAG:
     """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
     groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
-    if groups > SMALL_GROUPS:
+    last = sum(len(lot.copies) for lot in dag.lots if lot.dag.span_bytes >= dag.span_bytes)
+    units = sum(len(block.devices) for ms in changed for ends in (dag.start, dag.goal) for block in ends.blocks(ms))
+    if groups > SMALL_GROUPS or units > SMALL_UNITS or last > FEW_LAST or last == sum(map(_copies, dag.lots)):
         return dag
     aim = Aim(dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0, dag.span_bytes)
     start, goal = dag.start, dag.goal
@@ -143,6 +146,10 @@ def _shorter(
         return _ordered(start, goal, locals_, schemas, memory, site, aim)
     except BlockedError:
         return dag
+
+
+def _copies(lot: Lot) -> int:
+    return len(lot.copies)
 
 
 def _work(entry: tuple[Alike, Sequence[LocalDAG]]) -> int:
@@ -216,7 +223,7 @@ def _searched(
         tried = "every order of the steps was tried" if found.proved else "no order was found in the tries allowed"
         staged = "staging in host memory included" if host_bytes else "no host memory to stage in was given"
         raise InfeasibleError(f"{blocked}; {tried}, {staged}", blocked.short_bytes) from None
-    unread = {*found.lead.unread, *found.lead.offloaded}
+    unread = set(found.lead.unread)
     again = [
         decompose(ends[0].of(ms), ends[1].of(ms), schemas[ms], unread, site.node_of)
         for ms in (local.model_stage for local in locals_)
