@@ -156,7 +156,7 @@ def test_a_target_that_knows_what_is_stored_reads_and_converts_it(travels: torch
         sides = ({}, {0: parts}) if transport.rank else ({1: parts}, {})
         exchange = Exchange(transport, *sides, LIMIT, BUCKET_BYTES, _raise)
         exchange.run(lambda: None)
-        assert exchange._direct.buffer.numel() <= BUCKET_BYTES
+        assert exchange._direct.scratch_bytes <= BUCKET_BYTES
         reads[transport.rank] = exchange._direct.read_from
         if transport.rank:
             assert all(torch.equal(a, b.to(travels).to(wanted)) for a, b in zip(got, views, strict=True))
@@ -184,7 +184,7 @@ def test_tiny_pieces_and_conjugates_are_sent_and_tiny_targets_go_by_the_scratch_
             if transport.rank == 1:
                 assert torch.equal(room, view)
                 reads[name] = exchange._direct.read_from == {0}
-                assert exchange._direct.buffer.numel() <= LIMIT
+                assert exchange._direct.scratch_bytes <= LIMIT
 
         return act
 

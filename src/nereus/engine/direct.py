@@ -93,7 +93,9 @@ class Direct:
         self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts))}
         received = (part for parts in self._receives.values() for part in parts)
         staged = max((part.view.numel() * _item_bytes(part) for part in received if _staged(part)), default=0)
-        self._scratch = torch.empty(min(staged, room_bytes, SCRATCH_BYTES), dtype=torch.uint8)
+        self.scratch_bytes = min(staged, room_bytes, SCRATCH_BYTES)
+        """For what cannot be read into a tensor itself."""
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
         self._offers: dict[int, Numbers] = {}
         self._done: _Letters | None = None
@@ -105,14 +107,20 @@ class Direct:
         """Ranks whose memory is read."""
         return frozenset(self._offers)
 
-    @property
-    def buffer(self) -> torch.Tensor:
-        """For what cannot be read into a tensor itself."""
+    def allocate(self) -> torch.Tensor:
+        """The scratch buffer, which is there until it is released."""
+        if self._scratch.numel() != self.scratch_bytes:
+            self._scratch = torch.empty(self.scratch_bytes, dtype=torch.uint8)
         return self._scratch
+
+    def release(self) -> None:
+        """Let go of the scratch buffer."""
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def open(self) -> None:
         """Meet whom this rank has not met, and exchange offers."""
         neighbours = self._transport.neighbours
+        self._offers, self._done = {}, None
         if neighbours is None:
             return
         neighbours.meet(self._transport, self._sends.keys(), self._receives.keys(), self._note)

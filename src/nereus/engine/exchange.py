@@ -38,8 +38,9 @@ class _Open:
 
 
 class Exchange:
-    """One rank's part of one exchange. `note` hears of errors; where it returns, peers get all their messages anyhow.
+    """One rank's part of an exchange, which may be run again as long as all views stay where they are.
 
+    `note` hears of errors; where it returns, peers get all their messages anyhow.
     `limit` bounds bundles and must be the same on every rank (`bundle_bytes`); each of the two staging buffers takes
     at most `bucket_bytes`, or one round where that is more. Ranks are those of the transport.
     """
@@ -58,24 +59,32 @@ class Exchange:
         self._direct = Direct(transport, sends, receives, max(limit, bucket_bytes), note)
         self._rounds = rounds(sends, receives, limit)
         staged = [self._staged_bytes(one) for one in self._rounds]
-        sizes = tuple([each[side] for each in staged] for side in (0, 1))
+        self._sizes = tuple([each[side] for each in staged] for side in (0, 1))
+        self._bucket_bytes = bucket_bytes
         views = [part.view for parts in (*sends.values(), *receives.values()) for part in parts]
-        pinned = transport.device.type == "cpu" and any(view.is_cuda for view in views)
-        self._rings = tuple(Ring(each, bucket_bytes, transport.device, pinned) for each in sizes)
+        self._pinned = transport.device.type == "cpu" and any(view.is_cuda for view in views)
+        self._rings: tuple[Ring, ...] = ()
 
-    @property
-    def buffers(self) -> tuple[torch.Tensor, ...]:
-        """The staging buffers; where memory is read they stay untouched."""
-        return (*(ring.buffer for ring in self._rings), self._direct.buffer)
+    def allocate(self) -> tuple[torch.Tensor, ...]:
+        """The staging buffers, which the next run lets go of; where memory is read they stay untouched."""
+        if not self._rings:
+            device, most = self._transport.device, self._bucket_bytes
+            self._rings = tuple(Ring(sizes, most, device, self._pinned) for sizes in self._sizes)
+        return (*(ring.buffer for ring in self._rings), self._direct.allocate())
 
     def run(self, meanwhile: Callable[[], None]) -> None:
         """Send and receive everything; `meanwhile` runs once while messages are under way."""
-        with beside(self._transport.device, self._used(), lambda: self._transport.left_s):
-            self._run(meanwhile)
+        self.allocate()
+        try:
+            with beside(self._transport.device, self._used(), lambda: self._transport.left_s):
+                self._run(meanwhile)
+        finally:
+            self._rings = ()
+            self._direct.release()
 
     def _used(self) -> Iterator[torch.Tensor]:
         """What is read and written."""
-        yield from self.buffers
+        yield from self.allocate()
         for one in self._rounds:
             yield from (part.view for _, message in (*one.sends, *one.receives) for part in message.parts)
 

@@ -30,6 +30,30 @@ class Traffic:
 Find = Callable[[Move], Position]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one device copies, sends and receives; may be run again as long as the tensors stay where they are."""
+
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """(target, source)"""
+    exchange: Exchange | None
+    traffic: Traffic
+    ledger: Ledger
+
+    def run(self) -> Traffic:
+        """Everything, once."""
+        if self.exchange is None:
+            self._copy()
+            return self.traffic
+        with self.ledger.hold("buckets", *self.exchange.allocate()):
+            self.exchange.run(self._copy)
+        return self.traffic
+
+    def _copy(self) -> None:
+        for target, source in self.copies:
+            target.copy_(source)
+
+
 class Mover:
     """Moves boxes between the positions of this device and those of others.
 
@@ -52,45 +76,42 @@ class Mover:
         self._ledger = ledger
         self._bucket_bytes = bucket_bytes(tensors, dtypes, share)
 
-    def run(
+    def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
+        """Send and receive all that concerns this device, once. As `prepare`."""
+        return self.prepare(moves, source, target, most_peers).run()
+
+    def prepare(
         self,
         moves: Sequence[Move],
         source: Find,
         target: Find,
         most_peers: int | None = None,
         stored: Mapping[Kind, str] | None = None,
-    ) -> Traffic:
-        """Send and receive all that concerns this device; `source` and `target` find its positions for a move.
+    ) -> Prepared:
+        """All that concerns this device of `moves`; `source` and `target` find its positions for one.
 
         `most_peers` is the most that any device sends to or receives from, equal on all devices; None: `moves` are
         those of every device. `stored` are the dtypes that the sources store, by kind, where those are others than
         travel.
         """
-        own: list[Move] = []
+        own: list[tuple[torch.Tensor, torch.Tensor]] = []
         sends: dict[int, list[Part]] = {}
         receives: dict[int, list[Part]] = {}
         for move in moves:
             for peer in move.targets:
                 if move.source == self._device == peer:
-                    own.append(move)
+                    own.append((self._view(target(move), move), self._view(source(move), move)))
                 elif move.source == self._device:
                     sends.setdefault(self._rank(peer), []).append(self._part(source(move), move, stored))
                 elif peer == self._device:
                     receives.setdefault(self._rank(move.source), []).append(self._part(target(move), move, stored))
 
-        def copy() -> None:
-            for move in own:
-                self._view(target(move), move).copy_(self._view(source(move), move))
-
-        if self._transport is None or not (sends or receives):
-            copy()
-            return Traffic()
-        peers = most_peers_of(moves) if most_peers is None else most_peers
-        limit = bundle_bytes(self._bucket_bytes, peers)
-        exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop)
-        with self._ledger.hold("buckets", *exchange.buffers):
-            exchange.run(copy)
-        return Traffic(_total(receives), _total(sends))
+        exchange = None
+        if self._transport is not None and (sends or receives):
+            peers = most_peers_of(moves) if most_peers is None else most_peers
+            limit = bundle_bytes(self._bucket_bytes, peers)
+            exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop)
+        return Prepared(tuple(own), exchange, Traffic(_total(receives), _total(sends)), self._ledger)
 
     def _rank(self, device: int) -> int:
         members = () if self._transport is None else self._transport.group.members

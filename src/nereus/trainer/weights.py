@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nereus.core import EMU, EMUSet, Kind, ModelStage, Move, StateSchema
-from nereus.engine.mover import Mover, most_peers
+from nereus.engine.mover import Mover, Prepared, most_peers
 from nereus.engine.transports.torch import SLOWEST_BYTES_PER_S, Torch
 from nereus.engine.worker import Worker
 from nereus.transition.buckets import SYNC_SHARE
@@ -21,27 +21,22 @@ Units = tuple[EMU, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Moves of this device, and the most devices that any device exchanges with."""
-
-    moves: tuple[Move, ...]
-    most_peers: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Routes:
+class _Ready:
     """What the sources send, this device to itself included, and what the targets then pass on, to other nodes first.
 
-    `whole` are tensors that this device holds in the same cut on both sides.
+    `whole` are (target, source) tensors that this device holds in the same cut on both sides.
     """
 
-    whole: frozenset[str]
-    sent: _Part
-    passed: tuple[_Part, ...]
+    transport: Torch | None
+    whole: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    moving: tuple[Prepared, ...]
 
 
 class WeightSync:
-    """Routes are found once for a pair of sets of units. `node_of` says which devices are near one another."""
+    """Routes are found once for a pair of sets of units, and kept with the tensors they join until `forget`.
+
+    `node_of` says which devices are near one another.
+    """
 
     def __init__(
         self, worker: Worker, schemas: Mapping[ModelStage, StateSchema], node_of: Mapping[int, int] | None = None
@@ -49,10 +44,10 @@ class WeightSync:
         self._worker = worker
         self._schemas = schemas
         self._node_of = node_of
-        self._known: dict[tuple[Units, Units], _Routes] = {}
+        self._known: dict[tuple[Units, Units, str], _Ready] = {}
 
     def forget(self) -> None:
-        """Units have changed."""
+        """Units or groups are about to change."""
         self._known.clear()
 
     def run(self, sources: Units, targets: Units, group: str) -> None:
@@ -60,39 +55,40 @@ class WeightSync:
 
         Parameters travel in the dtype of the targets. `group` is that of all devices of both; empty for one device.
         """
-        routes, worker = self._routes(sources, targets), self._worker
+        key = (sources, targets, group)
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        ready = self._known[key]
+        if ready.transport is not None:
+            ready.transport.restart()
+        with self._worker.meter.communicating("sync"), torch.no_grad():
+            for target, source in ready.whole:
+                target.copy_(source)
+            for each in ready.moving:
+                each.run()
+
+    def _find(self, sources: Units, targets: Units, group: str) -> _Ready:
+        worker, device = self._worker, self._worker.device
         trained, generating = sources[0].model_stage, targets[0].model_stage
         schema, positions = self._schemas[generating], worker.positions
-        allowed_s = worker.timeout_s + moving_s(schema, sources, targets)
-        transport = Torch(worker.groups.get(group), allowed_s) if group else None
-        mover = Mover(worker.device, schema.tensors, schema.dtypes, transport, worker.ledger, SYNC_SHARE)
-        sent, passed = routes.sent, routes.passed
-        with worker.meter.communicating("sync"), torch.no_grad():
-            for name in routes.whole:  # roles never share storage (D5.2)
-                positions[generating].tensors[name, Kind.PARAM].copy_(positions[trained].tensors[name, Kind.PARAM])
-            ends = (lambda _: positions[trained]), (lambda _: positions[generating])
-            mover.run(sent.moves, *ends, sent.most_peers, self._schemas[trained].dtypes)
-            for part in passed:
-                mover.run(part.moves, ends[1], ends[1], part.most_peers)
-
-    def _routes(self, sources: Units, targets: Units) -> _Routes:
-        if (sources, targets) not in self._known:
-            self._known[sources, targets] = self._find(sources, targets)
-        return self._known[sources, targets]
-
-    def _find(self, sources: Units, targets: Units) -> _Routes:
-        schema, device = self._schemas[targets[0].model_stage], self._worker.device
         old, new = (next((unit for unit in units if device in unit.devices), None) for units in (sources, targets))
         own, whole = tuple[Move, ...](), frozenset[str]()
-        if old is not None and new is not None:
+        if old is not None and new is not None:  # roles never share storage (D5.2)
             own, whole = local_copies(schema, old, new, device), aliased(schema, old, new, device)
-        routes = relayed(schema, Job(sources, targets), self._node_of)
-        sent, *passed = (self._part(schema, flows) for flows in routes)
-        return _Routes(whole, _Part((*own, *sent.moves), sent.most_peers), tuple(passed))
+        allowed_s = worker.timeout_s + moving_s(schema, sources, targets)
+        transport = Torch(worker.groups.get(group), allowed_s) if group else None
+        mover = Mover(device, schema.tensors, schema.dtypes, transport, worker.ledger, SYNC_SHARE)
 
-    def _part(self, schema: StateSchema, flows: Sequence[Flow]) -> _Part:
-        peers = most_peers((flow.source, flow.target) for flow in flows)
-        return _Part(expand_flows(flows, schema, (Kind.PARAM,), self._worker.device), peers)
+        def prepared(flows: Sequence[Flow], own: tuple[Move, ...], source: ModelStage) -> Prepared:
+            moves = (*own, *expand_flows(flows, schema, (Kind.PARAM,), device))
+            peers = most_peers((flow.source, flow.target) for flow in flows)
+            stored = self._schemas[source].dtypes
+            return mover.prepare(moves, lambda _: positions[source], lambda _: positions[generating], peers, stored)
+
+        first, *passed = relayed(schema, Job(sources, targets), self._node_of)
+        moving = [prepared(first, own, trained), *(prepared(flows, (), generating) for flows in passed)]
+        pairs = [tuple(positions[ms].tensors[name, Kind.PARAM] for ms in (generating, trained)) for name in whole]
+        return _Ready(transport, tuple(pairs), tuple(moving))
 
 
 def moving_s(schema: StateSchema, sources: Units, targets: Units) -> float:

@@ -113,7 +113,7 @@ class _Work:
             check_tensors(self._plan, self._plan.target, self._target, self._peers.rank, "target")
             check_sources_stay(self._source, self._target, self._now, self._then)
             self._exchange = self._exchanged()
-            self._staging_bytes = sum(buffer.numel() for buffer in self._exchange.buffers)
+            self._staging_bytes = sum(buffer.numel() for buffer in self._exchange.allocate())
         except NereusError as error:
             return str(error)
         except (RuntimeError, ValueError, MemoryError) as error:

@@ -34,6 +34,10 @@ class Torch:
         """Seconds until the deadline, 0 after it."""
         return max(0.0, self._deadline_s - time.monotonic())
 
+    def restart(self) -> None:
+        """The whole time again, for the same work another time."""
+        self._deadline_s = time.monotonic() + self._timeout_s
+
     def extend(self, seconds: float) -> None:
         """More time, for more bytes."""
         self._deadline_s += seconds
