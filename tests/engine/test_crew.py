@@ -142,6 +142,19 @@ def test_a_killed_worker_is_named_and_its_peer_is_freed(crew: Crew) -> None:
     crew.call([0, 1], Message("echo"), WAIT_S)
 
 
+def test_a_worker_that_dies_before_its_group_is_made_is_not_waited_for_until_it_is_started_again(crew: Crew) -> None:
+    """The deadline is longer than the test may take."""
+    make = Message("groups.make", {"groups": [("tp#2", (0, 1))]})
+    tickets = [crew.submit(0, make), crew.submit(1, Message("crash"))]
+    replies = crew.gather(tickets, WAIT_S)
+    assert isinstance(replies[tickets[0]], TransportError)
+    assert "group tp#2: device 1 was lost before it came" in str(replies[tickets[0]])
+    crew.start([1])
+    crew.wait_ready([1], WAIT_S)
+    crew.call([0, 1], Message("groups.make", {"groups": [("tp#3", (0, 1))]}), WAIT_S)
+    assert crew.call([0], Message("groups.names"), WAIT_S)[0].fields["names"] == ("tp#3",)
+
+
 def test_a_killed_worker_is_named_when_others_are_late(crew: Crew) -> None:
     late = crew.submit(0, Message("sleep", {"seconds": 2.0}))
     dying = crew.submit(1, Message("crash"))

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from nereus.core import TransportError
-from nereus.engine.groups import Group, GroupRegistry
+from nereus.engine.groups import Group, GroupRegistry, lost_key
 
 
 @pytest.fixture
@@ -146,6 +146,28 @@ def test_a_silent_peer_becomes_an_error_at_the_deadline(store: distributed.TCPSt
     error = on_each(store, [0, 1], act, timeout_s=0.5)[0]
     assert isinstance(error, TransportError)
     assert "unit.1" in str(error)
+
+
+def test_members_wait_for_one_that_is_late_and_not_for_one_that_is_lost(store: distributed.TCPStore) -> None:
+    registry = GroupRegistry(store, 0, 60)
+    store.set(lost_key(7), "of another group")
+    store.set(lost_key(2), "it was killed")
+    with pytest.raises(TransportError, match=r"group unit\.2: device 2 was lost before it came"):
+        registry.make("unit.2", (0, 1, 2))
+    store.delete_key(lost_key(2))
+    with pytest.raises(TransportError, match=r"group unit\.3: devices \[1, 2\] did not come within 0\.2 s"):
+        GroupRegistry(store, 0, 0.2).make("unit.3", (0, 1, 2))
+    assert registry.names == ()
+
+
+def test_who_has_come_and_is_lost_since_is_noticed_by_its_socket(store: distributed.TCPStore) -> None:
+    def act(group: Group) -> None:
+        if group.rank == 1:
+            store.set(lost_key(1), "later")
+        else:
+            group.all_reduce(torch.ones(1))
+
+    assert isinstance(on_each(store, [0, 1], act, timeout_s=60)[0], TransportError)
 
 
 def test_the_registry_names_what_it_has(store: distributed.TCPStore) -> None:

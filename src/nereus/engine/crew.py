@@ -20,6 +20,7 @@ from torch import distributed
 
 from nereus.core import NereusError, OutOfMemoryError, SettingsError, TransportError, WorkerLostError
 from nereus.engine.connection import Message, receive, send
+from nereus.engine.groups import lost_key
 from nereus.engine.launch import Launched, launch, signals_wait
 from nereus.engine.worker import DeviceSettings, WorkerSettings
 
@@ -78,7 +79,8 @@ class Crew:
             if device not in self._devices:
                 raise SettingsError(f"device {device} is unknown, valid: {sorted(self._devices)}")
             self._listen()
-            self._lost.pop(device, None)
+            if self._lost.pop(device, None) is not None and self._store is not None:
+                self._store.delete_key(lost_key(device))
             settings = WorkerSettings(
                 device=device,
                 limits=self._devices[device],
@@ -277,6 +279,8 @@ class Crew:
             process.join()
         lost = self._lost[device] = WorkerLostError(device, reason or _ending(process.pid, process.exitcode))
         log.warning("%s", lost)
+        if self._store is not None:  # peers may wait for it at the store
+            self._store.set(lost_key(device), str(lost))
         for ticket in member.unanswered:
             self._answer(ticket, lost)
         member.launched.connection.close()

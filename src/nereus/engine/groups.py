@@ -2,13 +2,15 @@
 
 Owns every socket between workers. The default group of torch.distributed is never made, so workers join and leave
 without disturbing intact units (D5.4). Gloo's abort does not unblock a waiting peer; a closed socket does, and a live
-Python reference keeps it open: only `Group` holds the process group, and `close` lets go of it (D5.5).
+Python reference keeps it open: only `Group` holds the process group, and `close` lets go of it (D5.5). Before there are
+sockets, members wait for each other at the store, where whoever watches their processes writes down who is lost.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,7 @@ from nereus.engine.direct import Neighbours
 log = logging.getLogger(__name__)
 
 _TAGS = 1 << 20
+_LEAST_POLL_S, _MOST_POLL_S = 1e-4, 2e-2
 
 
 class Handle:
@@ -273,6 +276,7 @@ class GroupRegistry:
         if name in self._groups:
             raise TransportError(f"group {name} exists already")
         rank = list(members).index(self._device)
+        self._meet(name, members)
         process_group = down = None
         if len(members) > 1:
             try:
@@ -303,6 +307,22 @@ class GroupRegistry:
         for name in tuple(self._groups):
             self.drop(name)
 
+    def _meet(self, name: str, members: Sequence[int]) -> None:
+        """Wait until every member has come. Raises TransportError at the deadline, and at once when one is lost."""
+        here = {device: f"{name}/here/{device}" for device in members}
+        self._store.set(here[self._device], "1")
+        deadline_s, pause_s = time.monotonic() + self._timeout.total_seconds(), _LEAST_POLL_S
+        while not self._store.check(list(here.values())):
+            missing = [device for device, key in here.items() if not self._store.check([key])]
+            lost = next((device for device in missing if self._store.check([lost_key(device)])), None)
+            if lost is not None:
+                raise TransportError(f"group {name}: device {lost} was lost before it came")
+            if missing and time.monotonic() > deadline_s:
+                limit_s = self._timeout.total_seconds()
+                raise TransportError(f"group {name}: devices {missing} did not come within {limit_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_POLL_S)
+
     def _connect(self, store: distributed.Store, rank: int, size: int, work_s: float | None = None) -> Any:
         if self._cuda:
             options = distributed.ProcessGroupNCCL.Options()
@@ -317,6 +337,11 @@ class GroupRegistry:
     def names(self) -> tuple[str, ...]:
         """The groups that exist."""
         return tuple(self._groups)
+
+
+def lost_key(device: int) -> str:
+    """Where the store says that a device's process has ended; absent as long as it lives."""
+    return f"lost/{device}"
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
