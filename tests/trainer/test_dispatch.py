@@ -3,7 +3,8 @@
 # ruff: noqa: ARG002
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from nereus.core import NereusError, OutOfMemoryError, TransportError, WorkerLostError
 from nereus.engine.connection import Message
-from nereus.engine.crew import Reply
+from nereus.engine.crew import LEAST_GRACE_S, Reply, grace_s
 from nereus.trainer import dispatch
 from nereus.trainer.dispatch import Routine, Task
 from tests.trainer.fake_crew import FakeCrew
@@ -123,11 +124,60 @@ def test_a_worker_that_cannot_be_sent_to_is_an_error_of_the_same_kind() -> None:
     assert crew.outstanding() == 0
 
 
-def test_silence_past_the_deadline_names_what_was_running() -> None:
-    class Silent(FakeCrew):
+class Stopped(FakeCrew):
+    """Device 1 answers nothing; those that wait for it fail after `timeout_s` on a clock that only polling moves."""
+
+    def __init__(self, waiting: Collection[int], timeout_s: float) -> None:
+        super().__init__()
+        self.now_s, self.waiting, self.timeout_s = 100.0, waiting, timeout_s
+        self.ended: list[int] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        self.now_s += 0.05
+        late = self.now_s > 100.0 + self.timeout_s
+        found: list[tuple[int, Reply]] = []
+        for device, queue in self.queues.items():
+            while queue and device != 1 and (late or device not in self.waiting):
+                ticket, message = queue.popleft()
+                found.append((ticket, BROKEN if device in self.waiting else Message(message.name)))
+        return found
+
+    def settle(self, devices: Collection[int], timeout_s: float, passed_s: float = 0.0) -> None:
+        assert passed_s >= timeout_s + grace_s(timeout_s), "the deadline has passed"
+        self.ended += [device for device in sorted(devices) if self.queues[device]]
+
+    def raise_lost(self) -> None:
+        for device in self.ended:
+            raise WorkerLostError(device, "no answer within the deadline")
+
+
+@pytest.mark.parametrize("waiting", [(0,), ()])
+def test_a_worker_that_stops_costs_its_deadline_once_is_ended_and_is_the_one_to_be_blamed(
+    monkeypatch: pytest.MonkeyPatch, waiting: Collection[int]
+) -> None:
+    """Its peers notice at their own deadline; where it has none, the coordinator does a little later."""
+    crew = Stopped(waiting, 40.0)
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=crew.monotonic, perf_counter=crew.monotonic))
+    with pytest.raises(WorkerLostError, match="device 1"):
+        run(crew, Bench(crew).task("a", [1, *waiting]), Bench(crew).task("b", [2]), timeout_s=40.0)
+    assert crew.ended == [1]
+    assert {device for device, _ in crew.commands("groups.reset")} == crew.devices
+    assert crew.now_s - 100.0 < 40.0 + grace_s(40.0) + LEAST_GRACE_S + 0.5
+
+
+def test_silence_past_the_deadline_names_what_was_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Stopped):
         def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+            self.now_s += 0.05
             return []
 
-    crew = Silent()
-    with pytest.raises(TransportError, match="while running a, b; see run"):
-        run(crew, Bench(crew).task("a", [0]), Bench(crew).task("b", [1]), timeout_s=0.05)
+        def raise_lost(self) -> None:
+            return
+
+    crew = Silent((), 1.0)
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=crew.monotonic, perf_counter=crew.monotonic))
+    with pytest.raises(TransportError, match="within 1 s while running a, b; see run"):
+        run(crew, Bench(crew).task("a", [0]), Bench(crew).task("b", [1]), timeout_s=1.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nereus.core import NereusError, TransportError
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew, Reply, explain, grace_s
+from nereus.engine.crew import LEAST_GRACE_S, Crew, Reply, explain, grace_s
 
 Replies = Mapping[int, Message]
 Routine = Generator[Collection[int], Replies, None]
@@ -44,7 +44,7 @@ def run(crew: Crew, tasks: Iterable[Task], timeout_s: float, poll_s: float = 0.0
 
     Raises the error that explains the others when workers fail: a lost worker, then out of memory, then anything that
     is not the broken connection which these cause in their peers. By then no reply is outstanding and no worker has a
-    group left (D5.5).
+    group left (D5.5): one that has not answered by the deadline that its peers had too is ended.
     """
     pending = list(tasks)
     done = dict.fromkeys(frozenset[str]().union(*(task.after for task in pending)) - {t.name for t in pending}, 0.0)
@@ -56,22 +56,26 @@ def run(crew: Crew, tasks: Iterable[Task], timeout_s: float, poll_s: float = 0.0
             if _advance(running, done):
                 continue
             arrived = crew.poll(poll_s)
-            if arrived:
-                heard_s = time.monotonic()
-            else:
-                _check_silence(running, timeout_s, time.monotonic() - heard_s)
+            if not arrived:
+                _check_silence(running, timeout_s, heard_s)
+                continue
             errors = _enter(running, arrived)
             if errors:
                 raise explain(errors)
+            heard_s = time.monotonic()
     except NereusError as error:
-        raise explain([error, *_drain(crew, running, timeout_s)]) from None
+        raise explain([error, *_drain(crew, running, timeout_s, heard_s)]) from None
     return {task: seconds for task, seconds in done.items() if seconds}
 
 
-def _check_silence(running: Collection[_Running], timeout_s: float, silent_s: float) -> None:
+def _allowed_s(running: Collection[_Running], timeout_s: float) -> float:
+    return timeout_s + max((entry.task.more_s for entry in running), default=0.0)
+
+
+def _check_silence(running: Collection[_Running], timeout_s: float, heard_s: float) -> None:
     """Raises TransportError once workers that wait for their peers would have given up."""
-    allowed_s = timeout_s + max((entry.task.more_s for entry in running), default=0.0)
-    if silent_s > allowed_s + grace_s(allowed_s):
+    allowed_s = _allowed_s(running, timeout_s)
+    if time.monotonic() - heard_s > allowed_s + grace_s(allowed_s):
         names = ", ".join(entry.task.name for entry in running)
         raise TransportError(f"no worker answered within {allowed_s:.3g} s while running {names}; see run.timeout_s")
 
@@ -115,18 +119,27 @@ def _advance(running: list[_Running], done: dict[str, float]) -> bool:
     return ended
 
 
-def _drain(crew: Crew, running: Collection[_Running], timeout_s: float) -> list[NereusError]:
-    """Wait until every outstanding reply has come; their errors.
+def _drain(crew: Crew, running: Collection[_Running], timeout_s: float, heard_s: float) -> list[NereusError]:
+    """Wait until every outstanding reply has come; their errors. `heard_s` is when the last came that was none.
 
-    Idle workers drop their groups first: somebody may wait for one whose own command was never sent.
+    Idle workers drop their groups first: somebody may wait for one whose own command was never sent. What runs has its
+    own deadline and no second one; whoever has still not answered is ended, as its work could wake up in other work.
     """
+    allowed_s = _allowed_s(running, timeout_s)
+    deadline_s = max(heard_s + allowed_s + grace_s(allowed_s), time.monotonic() + LEAST_GRACE_S)
+    devices = crew.ready()
     outstanding = {ticket for entry in running for ticket in entry.waiting}
-    outstanding |= {crew.submit(device, Message("groups.reset")) for device in sorted(crew.ready())}
+    outstanding |= {crew.submit(device, Message("groups.reset")) for device in sorted(devices)}
     errors: list[NereusError] = []
-    deadline_s = time.monotonic() + timeout_s
     while outstanding and time.monotonic() < deadline_s:
         for ticket, reply in crew.poll(0.05):
             outstanding.discard(ticket)
             if isinstance(reply, NereusError):
                 errors.append(reply)
+    if outstanding:
+        crew.settle(devices, allowed_s, allowed_s + grace_s(allowed_s))
+        try:
+            crew.raise_lost()
+        except NereusError as error:
+            errors.append(error)
     return errors
