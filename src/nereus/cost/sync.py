@@ -1,8 +1,9 @@
 """Weight synchronisation in two parts that add up: what the source takes to send and the target to receive (D5.12).
 
 Each part depends on its own side's candidate alone, so that a search may price the sides apart. What a device holds
-already in the same cut is counted as if it travelled; targets of one source pass their parts on to each other. For the
-same reason a side that lies inside a node is priced over the link inside it, wherever the other side is.
+already in the same cut is counted as if it travelled. Targets pass their parts on to each other: each element enters a
+node once and then spreads inside it. A side that lies inside a node is priced over the link inside it, wherever the
+other side is.
 
 Hosts that gather the whole model on every device, tensor by tensor, are priced so where their constants say it.
 """
@@ -19,7 +20,7 @@ from nereus.cost.constants import of_link
 from nereus.cost.held import Held
 from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
-from nereus.cost.rows import Bools, Floats, Rows
+from nereus.cost.rows import Bools, Floats, Ints, Rows, expert_devices
 from nereus.cost.site import Site
 
 
@@ -39,7 +40,11 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     if site.rates["sync.whole"]:
         return np.asarray(_gathered_s(spec, rows, site) + _tensors(spec) * host_s + stored_s)
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
-    travel_s = _over(site, rows, lambda link: shard_bytes / _rate(link) + messages * link.latency_s)
+    entering = np.where(_spans(rows), 1.0 / _copies(rows), 0.0)
+    travel_s = sum(
+        share * (shard_bytes / _rate(link) + messages * link.latency_s)
+        for share, link in ((entering, site.inter), (1.0 - entering, site.intra))
+    )
     return np.asarray(travel_s + messages * host_s + stored_s)
 
 
@@ -64,6 +69,13 @@ def _over(site: Site, rows: Rows, price: Callable[[Link], Floats]) -> Floats:
 def _spans(rows: Rows) -> Bools:
     """Whether the devices of a row lie on several nodes."""
     return rows.tp_spans | rows.cp_spans | rows.pp_spans | rows.dp_spans
+
+
+def _copies(rows: Rows) -> Ints:
+    """How many devices of a node hold the same shard, on the node with fewest; each brings another part of it in."""
+    unit = np.where(rows.ep > 1, expert_devices(rows.tp, rows.cp, rows.dp, rows.ep), rows.size)
+    inside = np.where((rows.ep > 1) | rows.cp_spans, 1, rows.cp)
+    return inside * np.clip(rows.node // unit, 1, rows.dp)
 
 
 def _rate(link: Link) -> float:
