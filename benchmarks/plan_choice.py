@@ -54,6 +54,7 @@ from nereus.tasks.counting import Counting
 from nereus.trainer.config import JobConfig, ModelSource, OptimizerConfig, SamplingConfig
 from nereus.trainer.job import RLJob
 from nereus.trainer.table import SampleTable
+from nereus.transition.budget import Budget
 from nereus.transition.compile import compile as compile_transition
 
 DEVICES, SPEED, CAPACITY = 4, 0.3, "64 MiB"
@@ -181,7 +182,7 @@ class Bench:
 
     def move(self, plan: Plan) -> None:
         """A live transition to `plan`."""
-        dag = compile_transition(self.job.units, plan, self._schemas, self._capacity)
+        dag = compile_transition(self.job.units, plan, self._schemas, Budget(self._capacity))
         outcome = self._executor.execute(dag)
         if not outcome.completed:
             raise RuntimeError(f"the transition to {plan.describe()} failed: {outcome.error}")

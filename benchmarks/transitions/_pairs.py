@@ -28,6 +28,7 @@ from nereus.cost.state import schemas
 from nereus.families.models import named
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
+from nereus.transition.site import Site
 
 MACHINE, NODE = "h200x8", 8
 MODELS = {
@@ -52,14 +53,9 @@ class Pair:
     """Bytes that state may use, by device."""
 
     @property
-    def node_of(self) -> dict[int, int]:
-        """Device → node."""
-        return {device.id: device.node for device in self.cluster.devices}
-
-    @property
-    def kind_of(self) -> dict[int, str]:
-        """Device → its type."""
-        return {device.id: device.kind for device in self.cluster.devices}
+    def site(self) -> Site:
+        """Nodes and kinds of the pool."""
+        return Site.of(self.cluster)
 
 
 @cache

@@ -15,6 +15,7 @@ from nereus.core import Assignment, Candidate, EMUSet, Layout, ModelSpec, ModelS
 from nereus.cost.state import schema
 from nereus.transition import connect, minimum_bytes, pair_bytes, place
 from nereus.transition.minimum import minimum_on_nodes
+from nereus.transition.site import Site
 
 PAIRS, NODE = 1200, 8
 """Of each kind of model."""
@@ -70,7 +71,7 @@ def drawn(rng: random.Random, layers: int, degrees: Sequence[Sequence[int]], poo
 def moved(before: Plan, after: Plan, held: StateSchema, node_of: Mapping[int, int]) -> Moved:
     """What is planned to move, and the least."""
     start, schemas = expand(before), {MS: held}
-    goals = [place(start, after, schemas), place(start, after, schemas, node_of)]
+    goals = [place(start, after, schemas), place(start, after, schemas, Site(node_of))]
     anywhere, on_nodes = (_sent(start, goal, schemas, node_of) for goal in goals)
     (wanted,) = expand(after).blocks(MS)
     return Moved(
@@ -82,7 +83,7 @@ def moved(before: Plan, after: Plan, held: StateSchema, node_of: Mapping[int, in
 
 
 def _sent(start: EMUSet, goal: EMUSet, schemas: Mapping[ModelStage, StateSchema], node_of: Mapping[int, int]) -> int:
-    dag = connect(start, goal, schemas, {}, node_of=node_of)
+    dag = connect(start, goal, schemas, site=Site(node_of))
     return sum(sum(pairs.values()) for pairs in pair_bytes(dag, schemas).values())
 
 

@@ -59,7 +59,7 @@ def run(quick: bool = False) -> list[Result]:  # noqa: ARG001  it takes no time
     lines: list[Result] = []
     for example in EXAMPLES:
         before, after = (_plan(*each) for each in ((example.before, example.start), (example.after, example.goal)))
-        dag = compile(expand(before), after, {MS: held}, {})
+        dag = compile(expand(before), after, {MS: held})
         moved = sum(sum(pairs.values()) for pairs in pair_bytes(dag, {MS: held}).values())
         ends = dag.start.blocks(MS), dag.goal.blocks(MS)
         least, composed = minimum_bytes(held, *ends), composed_bytes(held, *ends)

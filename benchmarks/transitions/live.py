@@ -32,6 +32,7 @@ from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
 from nereus.engine.worker import DeviceSettings, Handler, Worker
 from nereus.transition import connect, place
+from nereus.transition.budget import Budget
 
 MODEL_STAGE = ModelStage("actor", Stage.TRAINING)
 PROGRAM = "benchmarks.transitions.live.Program"
@@ -175,7 +176,7 @@ class Side:
         return outcome
 
     def _dag(self, start: EMUSet, goal: EMUSet) -> TransitionDAG:
-        return connect(start, goal, self.schemas, dict.fromkeys(self.devices, ROOM_BYTES))
+        return connect(start, goal, self.schemas, Budget(dict.fromkeys(self.devices, ROOM_BYTES)))
 
 
 class Sent(Side):

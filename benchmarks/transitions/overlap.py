@@ -25,6 +25,7 @@ from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
 from nereus.engine.worker import DeviceSettings
 from nereus.transition import connect
+from nereus.transition.budget import Budget
 
 TRIALS, DEADLINE_S, WAIT_S, POLL_S = 100, 2.0, 30.0, 0.002
 SLACK = 0.4
@@ -65,7 +66,7 @@ class Bench:
         began_s = time.perf_counter()
         time.sleep(max(trial.launch_s.values()))
         try:
-            dag = connect(trial.start, trial.goal, self.schemas, self.capacity)
+            dag = connect(trial.start, trial.goal, self.schemas, Budget(self.capacity))
             outcome = self.executor.execute(dag)
         except NereusError as error:
             return Outcome(False, DEADLINE_S, str(error))
@@ -79,7 +80,7 @@ class Bench:
         components = []
         for number, ms in enumerate(sorted(trial.launch_s, key=str)):
             rng = random.Random(f"{trial.seed} {number}")
-            dag = connect(EMUSet(trial.start.of(ms)), EMUSet(trial.goal.of(ms)), self.schemas, ample)
+            dag = connect(EMUSet(trial.start.of(ms)), EMUSet(trial.goal.of(ms)), self.schemas, Budget(ample))
             components.append(Component(dag, trial.launch_s[ms], rng))
         seconds, error = Market(self, trial, components).run()
         return self._judged(trial, seconds, error)

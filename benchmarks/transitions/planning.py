@@ -19,6 +19,7 @@ from benchmarks._result import Result
 from benchmarks.transitions._pairs import Pair, drawn, planned
 from nereus.core import Calibration, EMUSet, InfeasibleError, Plan, TransitionDAG, TransitionEstimate, expand
 from nereus.transition import connect, estimate, place, stored_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.exchanges import exchanges_of
 
 LIMITS_MS = {32: 5.0, 128: 5.0, 512: 5.0, 1024: 5.0, 16384: 100.0}
@@ -66,12 +67,12 @@ def timed(pair: Pair, repeats: int = REPEATS, near_capacity: bool = False) -> Ti
 
 
 def _placed(pair: Pair, start: EMUSet, plan: Plan) -> EMUSet:
-    return place(start, plan, pair.schemas, pair.node_of, pair.kind_of)
+    return place(start, plan, pair.schemas, pair.site)
 
 
 def _connected(pair: Pair, start: EMUSet, goal: EMUSet, capacity: dict[int, int]) -> TransitionDAG | InfeasibleError:
     try:
-        return connect(start, goal, pair.schemas, capacity, node_of=pair.node_of, links=pair.cluster.links)
+        return connect(start, goal, pair.schemas, Budget(capacity), pair.site)
     except InfeasibleError as error:
         return error
 

@@ -44,9 +44,9 @@ def run(quick: bool = False) -> list[Result]:
 def _of_one_rank(pair: Pair) -> tuple[float, int, int] | None:
     """CPU seconds, its moves, and the tensors of all model-stages that change; None where there is no order."""
     start = expand(pair.before)
-    goal = place(start, pair.after, pair.schemas, pair.node_of, pair.kind_of)
+    goal = place(start, pair.after, pair.schemas, pair.site)
     try:
-        dag = connect(start, goal, pair.schemas, {}, node_of=pair.node_of, links=pair.cluster.links)
+        dag = connect(start, goal, pair.schemas, site=pair.site)
     except InfeasibleError:
         return None
     schemas = {ms: pair.schemas[ms] for ms in dag.goal.model_stages}

@@ -17,11 +17,12 @@ from benchmarks.transitions._pairs import NODE, planned, problem
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, StateSchema, expand
 from nereus.cost.state import schemas
 from nereus.transition import connect, place, stored_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.decompose import decompose
-from nereus.transition.holders import Site
 from nereus.transition.room import Room
 from nereus.transition.rule import Rule
 from nereus.transition.run import Run
+from nereus.transition.site import Site
 
 POOLS = (64, 128, 256, 512, 1024)
 COUNT = 40
@@ -54,7 +55,7 @@ def spans(case: Case) -> Spans:
     """One case, both sides. Nodes are known, and as fast to reach as each other's devices."""
     node_of = {device: device // NODE for device in case.start.devices | case.goal.devices}
     try:
-        dag = connect(case.start, case.goal, case.schemas, case.capacity, node_of=node_of)
+        dag = connect(case.start, case.goal, case.schemas, Budget(case.capacity), Site(node_of))
     except InfeasibleError:
         return Spans(case.name, None)
     return Spans(case.name, dag.span_bytes, dag.bound_bytes, papers_rule(case))
@@ -77,7 +78,7 @@ def of_the_planner(devices: int, most: int, near_capacity: bool) -> Iterable[Cas
     """Pairs of plans of the planner; near capacity: what the fuller plan needs and a tenth of both."""
     for pair in planned(devices, ("8b",), most):
         start = expand(pair.before)
-        goal = place(start, pair.after, pair.schemas, pair.node_of, pair.kind_of)
+        goal = place(start, pair.after, pair.schemas, pair.site)
         capacity = dict(pair.capacity)
         if near_capacity:
             now, then = stored_bytes(start, pair.schemas), stored_bytes(goal, pair.schemas)
@@ -94,7 +95,7 @@ def moving_ranges(devices: int, count: int) -> Iterable[Case]:
         before = _ranges(rng, devices, chosen)
         after = _ranges(rng, devices, rng.sample(chosen, 3) if rng.random() < 0.5 else chosen)
         start = expand(before)
-        goal = place(start, after, held, {device: device // 8 for device in range(devices)})
+        goal = place(start, after, held, Site({device: device // 8 for device in range(devices)}))
         now, then = stored_bytes(start, held), stored_bytes(goal, held)
         capacity = {d: int(max(now[d], then[d]) * (1 + SLACK)) for d in {*now, *then}}
         yield Case(f"{devices} ranges {seed}", start, goal, {ms: held[ms] for ms in chosen}, capacity)

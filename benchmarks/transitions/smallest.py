@@ -18,6 +18,7 @@ from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, even
 from benchmarks._result import Result
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, expand
 from nereus.transition import connect, stored_bytes
+from nereus.transition.budget import Budget
 
 CASES, GROUPS = 400, 6
 SCHEMAS = {
@@ -64,7 +65,7 @@ def cases(count: int, limited: bool) -> Iterator[Case]:
 
 
 def _solved(start: EMUSet, goal: EMUSet, capacity: dict[int, int]) -> Case:
-    dag = connect(start, goal, SCHEMAS, capacity)
+    dag = connect(start, goal, SCHEMAS, Budget(capacity))
     best = shortest_bytes(start, goal, SCHEMAS, capacity)
     assert best is not None
     other = shortest_bytes(start, goal, SCHEMAS, capacity, limit_bytes=best, free=True)

@@ -85,9 +85,7 @@ def test_parameters_moments_and_counters_are_exact_after_the_change(crew: Crew, 
         ends.append(EMUSet(tuple(units(TRAINING, layout, *parts))))
     fill(crew, ends[0], schemas)
     for start, goal in pairwise(ends):
-        outcome = TransitionExecutor(crew, schemas, timeout_s=20, verify=True).execute(
-            connect(start, goal, schemas, {})
-        )
+        outcome = TransitionExecutor(crew, schemas, timeout_s=20, verify=True).execute(connect(start, goal, schemas))
         assert outcome.completed, outcome.error
         check_state(crew, goal, schemas)
     crew.call(DEVICES, Message("transition.destroy", {"units": list(ends[-1])}), WAIT_S)

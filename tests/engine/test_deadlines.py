@@ -81,7 +81,7 @@ def test_a_stopped_peer_costs_one_deadline_and_the_time_to_say_so(
 ) -> None:
     replicas = units(TRAINING, Layout(1), (0,), (3,)) if command == "hash" else units(TRAINING, Layout(2), (0, 3))
     start = EMUSet(tuple(replicas))
-    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(4), (0, 1, 2, 3)))), SCHEMAS, {})
+    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(4), (0, 1, 2, 3)))), SCHEMAS)
     crew = StoppedPeer(dag, f"transition.{command}")
     began_s = crew.now_s
     clock = SimpleNamespace(monotonic=crew.monotonic, perf_counter=crew.monotonic)
@@ -112,7 +112,7 @@ def test_a_synchronisation_may_take_longer_for_more_bytes() -> None:
 
 def test_a_unit_in_host_memory_may_take_longer_for_more_bytes() -> None:
     start = EMUSet(tuple(units(TRAINING, Layout(1), (0,))))
-    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(1), (1,)))), SCHEMAS, {})
+    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(1), (1,)))), SCHEMAS)
     staged = Offload("offload", tuple(start), (), "offload", releases={0: 10**10}, hosts={0: 10**10})
     assert executor.staged_bytes(dag) == 0
     assert executor.staged_bytes(replace_primitives(dag, staged)) == 10**10

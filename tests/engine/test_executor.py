@@ -89,7 +89,7 @@ def test_state_is_exact_after_each_of_many_transitions(crew: Crew, seed: int) ->
     executor = TransitionExecutor(crew, SCHEMAS, timeout_s=20)
     seen = set()
     for start, goal in pairwise(walk):
-        dag = connect(start, goal, SCHEMAS, {})
+        dag = connect(start, goal, SCHEMAS)
         crew.call(range(4), Message("reset_peak"), WAIT_S)
         outcome = executor.execute(dag)
         assert outcome.completed, outcome.error
@@ -132,7 +132,7 @@ def test_an_infeasible_goal_leaves_everything_as_it_was() -> None:
         started(crew, range(2))
         fill(crew, start)
         crew.call([0, 1], Message("groups.make", {"groups": [("tp#1", (0, 1))]}), WAIT_S)
-        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(connect(start, goal, SCHEMAS, {}))
+        outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(connect(start, goal, SCHEMAS))
         assert not outcome.completed
         assert "more than its capacity" in str(outcome.error)
         assert outcome.units == start
@@ -158,7 +158,7 @@ def test_units_at_different_updates_are_refused(crew: Crew) -> None:
     fill(crew, EMUSet(start.units[:1]))
     late = {"unit": start.units[1], "schema": SCHEMAS[TRAINING], "logical": LogicalState(update_count=6)}
     crew.call([1], Message("load", late), WAIT_S)
-    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(2), (0, 1)))), SCHEMAS, {})
+    dag = connect(start, EMUSet(tuple(units(TRAINING, Layout(2), (0, 1)))), SCHEMAS)
     outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(dag)
     assert "finish the update on every unit first" in str(outcome.error)
     assert outcome.units == start

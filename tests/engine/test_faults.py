@@ -29,8 +29,10 @@ from nereus.engine.crew import Crew
 from nereus.engine.executor import TransitionExecutor
 from nereus.engine.worker import DeviceSettings
 from nereus.transition.buckets import bucket_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.compile import connect
 from nereus.transition.fit import stored_bytes
+from nereus.transition.site import Site
 from tests.engine.crews import INFERENCE, PROGRAM, SCHEMAS, TRAINING, WAIT_S, check_state, fill, started, units
 from tests.engine.program import Fault
 
@@ -47,7 +49,7 @@ ENDS = {
 def transition(kind: str) -> tuple[TransitionDAG, str]:
     """A transition, and the first of its primitives of a kind that the victim takes part in."""
     start, goal = (EMUSet(tuple(found)) for found in ENDS[kind])
-    dag = connect(start, goal, SCHEMAS, {})
+    dag = connect(start, goal, SCHEMAS)
     return dag, next(p.id for p in dag.primitives if p.name == kind and VICTIM in p.devices)
 
 
@@ -70,7 +72,7 @@ def check_survivors(crew: Crew, outcome: Outcome) -> None:
     check_state(crew, outcome.units)
     for reply in crew.call(range(3), Message("groups.names"), WAIT_S).values():
         assert reply.fields["names"] == ()
-    again = connect(outcome.units, EMUSet(tuple(units(TRAINING, Layout(1, 3), (2, 1, 0)))), SCHEMAS, {})
+    again = connect(outcome.units, EMUSet(tuple(units(TRAINING, Layout(1, 3), (2, 1, 0)))), SCHEMAS)
     recovered = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(again)
     assert recovered.completed, recovered.error
     check_state(crew, recovered.units)
@@ -161,7 +163,7 @@ def test_with_verify_a_sound_transition_completes(crew: Crew, kind: str) -> None
 def test_new_replicas_forward_what_they_got(crew: Crew) -> None:
     start = EMUSet(tuple(units(TRAINING, Layout(1), (0,))))
     goal = EMUSet(tuple(units(TRAINING, Layout(1), (0,), (1,), (2,), (3,))))
-    dag = connect(start, goal, SCHEMAS, {})
+    dag = connect(start, goal, SCHEMAS)
     assert any(unit not in start for primitive in dag.primitives for unit in primitive.sources)
     fill(crew, start)
     outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(dag)
@@ -183,7 +185,7 @@ def test_transitions_that_overlap_on_two_devices_always_finish(crew: Crew) -> No
     fill(crew, ends[0])
     executor = TransitionExecutor(crew, SCHEMAS, timeout_s=20)
     for turn in range(10):
-        outcome = executor.execute(connect(ends[turn % 2], ends[1 - turn % 2], SCHEMAS, {}))
+        outcome = executor.execute(connect(ends[turn % 2], ends[1 - turn % 2], SCHEMAS))
         assert outcome.completed, outcome.error
     check_state(crew, ends[0])
     emptied(crew, ends[0])
@@ -200,7 +202,9 @@ def test_units_that_swap_full_devices_go_through_host_memory() -> None:
     buffers = 2 * bucket_bytes((weight,), kinds)
     capacity = {device: stored[device] + buffers for device in range(2)}
     assert buffers < stored[0] // 4, "no room for a second position"
-    dag = connect(start, goal, schemas, capacity, host_bytes={0: 1 << 30}, node_of={0: 0, 1: 0}, buffer_bytes=buffers)
+    dag = connect(
+        start, goal, schemas, Budget(capacity, host_bytes={0: 1 << 30}, buffer_bytes=buffers), Site({0: 0, 1: 0})
+    )
     assert dag.offloaded
     limits = {device: DeviceSettings(capacity_bytes=room) for device, room in capacity.items()}
     with Crew(limits, PROGRAM, timeout_s=20) as crew:
@@ -219,7 +223,7 @@ def test_what_lies_in_host_memory_comes_back_when_the_transition_stops() -> None
     goal = EMUSet(tuple(units(TRAINING, Layout(1), (1,))))
     (unit,) = start
     size = stored_bytes(start, SCHEMAS)[0]
-    dag = connect(start, goal, SCHEMAS, {})
+    dag = connect(start, goal, SCHEMAS)
     staged = TransitionDAG(
         start,
         goal,

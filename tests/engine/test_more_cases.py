@@ -81,7 +81,7 @@ def test_tensors_without_dims_are_whole_everywhere() -> None:
         units(ACTOR, Layout(1, 2), 2, 3),
         units(ACTOR, Layout(2, 2), *range(8)),
     ):
-        execute(connect(at, EMUSet(goal), schemas, {}), schemas, world)
+        execute(connect(at, EMUSet(goal), schemas), schemas, world)
         at = EMUSet(goal)
         for (device, unit), held in world.positions.items():
             layer, _ = unit.position(device)
@@ -99,7 +99,7 @@ def test_a_model_stage_that_is_on_one_side_only(absent: str) -> None:
     start, goal = (one, both) if absent == "start" else (both, one)
     kind, said = (InfeasibleError, "no unit exists") if absent == "start" else (TransitionError, "the goal has no unit")
     with pytest.raises(kind, match=f"reward/inference: {said}"):
-        connect(start, goal, schemas, {})
+        connect(start, goal, schemas)
 
 
 def test_three_layouts_of_one_model_at_once_become_one() -> None:
@@ -117,7 +117,7 @@ def test_three_layouts_of_one_model_at_once_become_one() -> None:
     for unit in start:
         for device in unit.devices:
             world.positions[device, unit] = cut(schemas[unit.model_stage], unit, device)
-    execute(connect(start, end, schemas, {}), schemas, world)
+    execute(connect(start, end, schemas), schemas, world)
     assert_holds(world, end, schemas)
     assert set(world.units) == set(end)
 

@@ -11,6 +11,7 @@ import pytest
 from nereus.core import Assignment, EdgeKind, EMUSet, Layout, ModelStage, TransitionDAG, expand
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, composed_bytes, moves_of, stored_bytes
+from nereus.transition.budget import Budget
 from tests.support.models import (
     ACTOR,
     CRITIC,
@@ -81,7 +82,7 @@ PANELS = {
 @pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 def test_each_panel_is_its_primitive_between_its_gpus(panel: Panel) -> None:
     schemas, start = {ACTOR: SCHEMA}, expand(plan(panel.before))
-    dag = compile(start, plan(panel.after), schemas, {})
+    dag = compile(start, plan(panel.after), schemas)
     assert tuple(names(dag, ACTOR)) == panel.steps
     moves = [move for step in dag.primitives for move in moves_of(dag, step, SCHEMA)]
     assert {frozenset((move.source, *move.targets)) for move in moves} == panel.pairs
@@ -97,7 +98,7 @@ def test_each_panel_is_its_primitive_between_its_gpus(panel: Panel) -> None:
 def test_each_panel_holds_for_uneven_tensors(panel: Panel) -> None:
     """Padded vocabulary, few KV heads, norms on every rank."""
     schemas, start = {ACTOR: decoder(layers=5, tied=True)}, expand(plan(panel.before))
-    dag = compile(start, plan(panel.after), schemas, {})
+    dag = compile(start, plan(panel.after), schemas)
     world = filled(start, schemas)
     execute(dag, schemas, world)
     assert_holds(world, dag.goal, schemas)
@@ -112,10 +113,10 @@ def test_split_and_merge_are_defined_for_any_factor(axis: str, factor: int) -> N
     pool = gpus(1, large.size)
     one, many = (plan(assign(ACTOR, layout, *pool)) for layout in (large, small))
     world = filled(expand(one), schemas)
-    split = compile(expand(one), many, schemas, {})
+    split = compile(expand(one), many, schemas)
     assert names(split, ACTOR) == ["Split", "Destroy"]
     execute(split, schemas, world)
-    merge = compile(split.goal, one, schemas, {})
+    merge = compile(split.goal, one, schemas)
     assert names(merge, ACTOR) == ["Merge", *["Destroy"] * factor]
     execute(merge, schemas, world)
     assert_holds(world, merge.goal, schemas)
@@ -129,7 +130,7 @@ def test_section_5_1_actor_raises_tp_by_extend_and_merge_critic_raises_dp_by_ext
         assign(ROLLOUT, Layout(2, 4), *gpus(1, 4), *gpus(17, 20), *gpus(5, 8), *gpus(21, 24)),
         assign(CRITIC, Layout(1, 4), *gpus(9, 16), *gpus(25, 32)),
     )
-    dag = compile(expand(start), goal, schemas, {})
+    dag = compile(expand(start), goal, schemas)
     assert names(dag, CRITIC) == ["Extend", "Extend"]
     actor = names(dag, ROLLOUT)
     assert Counter(actor) == {"Extend": 2, "Merge": 2, "Destroy": 2}
@@ -162,14 +163,14 @@ def test_fig_1b_growing_lengths_merge_inference_and_split_training() -> None:
     )
     s3 = plan(*s2.assignments[:3], assign(ACTOR, Layout(1), 9), assign(CRITIC, Layout(1), 10, 11, 12, 13))
     world = filled(expand(s1), schemas)
-    first = compile(expand(s1), s2, schemas, {})
+    first = compile(expand(s1), s2, schemas)
     assert all(names(first, ms)[0] == "Merge" for ms in frozen)
     assert all(names(first, ms)[0] == "Split" for ms in trained)
     sent = execute(first, schemas, world).sent_bytes
     assert set(sent) == {9, 10, 11, 12}, "a Merge of replicas moves nothing"
 
     one_unit = stored_bytes(EMUSet(units(ACTOR, Layout(1), 10)), schemas)[10]
-    second = compile(first.goal, s3, schemas, {10: one_unit * 3 // 2})
+    second = compile(first.goal, s3, schemas, Budget({10: one_unit * 3 // 2}))
     assert names(second, ACTOR) == ["Destroy"]
     assert names(second, CRITIC) == ["Extend", "Extend"]
     assert {str(ms) for ms in {step.model_stage for step in second.primitives}} == {str(ACTOR), str(CRITIC)}

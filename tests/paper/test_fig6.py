@@ -28,6 +28,8 @@ from nereus.engine.transports.memory import execute
 from nereus.families.models import named
 from nereus.report import plan_json
 from nereus.transition import compile, composed_bytes, estimate, minimum_bytes, peak_bytes, stored_bytes
+from nereus.transition.budget import Budget
+from nereus.transition.site import Site
 from tests.oracles import least_bytes
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan
 from tests.support.worlds import assert_holds, filled
@@ -124,11 +126,11 @@ def test_least_and_composed_bytes_are_the_oracles(row: Row) -> None:
     assert copies(composed_bytes(SCHEMA, before, after)) == Fraction(row.composed)
 
 
-@pytest.mark.parametrize("node_of", [None, NODE_OF], ids=["one pool", "nodes of 8"])
+@pytest.mark.parametrize("node_of", [{}, NODE_OF], ids=["one pool", "nodes of 8"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_an_execution_moves_the_least_and_every_bit_arrives(row: Row, node_of: dict[int, int] | None) -> None:
+def test_an_execution_moves_the_least_and_every_bit_arrives(row: Row, node_of: dict[int, int]) -> None:
     before, after = row.plan()
-    dag = compile(expand(before), after, {ACTOR: SCHEMA}, {}, node_of=node_of)
+    dag = compile(expand(before), after, {ACTOR: SCHEMA}, site=Site(node_of))
     world = filled(dag.start, {ACTOR: SCHEMA})
     traffic = execute(dag, {ACTOR: SCHEMA}, world)
     assert_holds(world, dag.goal, {ACTOR: SCHEMA})
@@ -139,7 +141,7 @@ def test_an_execution_moves_the_least_and_every_bit_arrives(row: Row, node_of: d
 
 def test_old_ranks_share_the_sending() -> None:
     before, after = ROWS[0].plan()
-    dag = compile(expand(before), after, {ACTOR: SCHEMA}, {})
+    dag = compile(expand(before), after, {ACTOR: SCHEMA})
     traffic = execute(dag, {ACTOR: SCHEMA}, filled(dag.start, {ACTOR: SCHEMA}))
     assert {device: copies(size) for device, size in traffic.sent_bytes.items()} == dict.fromkeys(range(1, 5), 0.125)
 
@@ -162,7 +164,7 @@ QWEN = schema_of(named("qwen3-0.6b"), trained=True)
 def test_models_of_real_sizes(schema: StateSchema, row: Row, minimum: float, composed: float) -> None:
     """Embedding and head lie on the end pp ranks alone, norms on every tp rank; a tied embedding has two copies."""
     before, after = row.plan()
-    dag = compile(expand(before), after, {ACTOR: schema}, {})
+    dag = compile(expand(before), after, {ACTOR: schema})
     found = estimate(dag, {ACTOR: schema}, CLUSTER, Calibration())
     assert float(copies(found.minimum_bytes, schema)) == pytest.approx(minimum, abs=0.002)
     assert float(copies(found.composed_bytes, schema)) == pytest.approx(composed, abs=0.002)
@@ -174,7 +176,7 @@ START, GOAL = (plan(*(row.plan(ms)[index].assignments[0] for ms, row in WHOLE)) 
 
 
 def fig_6(schemas: dict[ModelStage, StateSchema], capacity: dict[int, int], nodes: bool = True) -> TransitionDAG:
-    return compile(expand(START), GOAL, schemas, capacity, node_of=NODE_OF if nodes else None)
+    return compile(expand(START), GOAL, schemas, Budget(capacity), Site(NODE_OF if nodes else {}))
 
 
 @pytest.mark.parametrize("nodes", [False, True])

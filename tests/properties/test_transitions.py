@@ -20,6 +20,7 @@ from nereus.core import (
 )
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, fit, flows_of, moves_of, peak_bytes, stored_bytes
+from nereus.transition.budget import Budget
 from tests.oracles.cut import lacks_bytes
 from tests.oracles.senders import least_busiest_sender
 from tests.support.pairs import changes_degrees, random_plan, random_schemas
@@ -73,7 +74,7 @@ def attempt(
 ) -> TransitionDAG | InfeasibleError:
     """The transition, or why there is none."""
     try:
-        return compile(start, plan, schemas, capacity)
+        return compile(start, plan, schemas, Budget(capacity))
     except InfeasibleError as error:
         return error
 
@@ -83,7 +84,7 @@ def test_every_shard_equals_the_oracle_and_nothing_moves_twice(batch: int) -> No
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         schemas, before, after = random_pair(seed)
         start = expand(before)
-        dag = compile(start, after, schemas, {})
+        dag = compile(start, after, schemas)
         assert_last_copy_survives(dag)
         world = filled(start, schemas)
         traffic = execute(dag, schemas, world)
@@ -105,7 +106,7 @@ def test_there_and_back_and_a_chain_of_five_keep_every_bit(seed: int) -> None:
     units = expand(first)
     world = filled(units, schemas)
     for target in plans[1:]:
-        dag = compile(units, target, schemas, {})
+        dag = compile(units, target, schemas)
         execute(dag, schemas, world)
         units = dag.goal
         assert_holds(world, units, schemas)
@@ -118,7 +119,7 @@ def test_there_and_back_and_a_chain_of_five_keep_every_bit(seed: int) -> None:
 def test_tight_memory_is_never_passed_and_an_infeasible_target_changes_nothing(seed: int) -> None:
     schemas, before, after = random_pair(2000 + seed)
     start = expand(before)
-    free = compile(start, after, schemas, {})
+    free = compile(start, after, schemas)
     peak = peak_bytes(free, schemas)
     now, then = stored_bytes(start, schemas), stored_bytes(free.goal, schemas)
     least = {device: max(now[device], then[device]) for device in peak}
@@ -141,7 +142,7 @@ def test_tight_memory_is_never_passed_and_an_infeasible_target_changes_nothing(s
 @pytest.mark.parametrize("seed", range(20))
 def test_flows_add_up_to_the_expanded_moves_of_each_primitive(seed: int) -> None:
     schemas, before, after = random_pair(3000 + seed)
-    dag = compile(expand(before), after, schemas, {})
+    dag = compile(expand(before), after, schemas)
     for ms, schema in schemas.items():
         found = flows_of(dag, ms, schema)
         for primitive in dag.primitives:
@@ -156,7 +157,7 @@ def test_flows_add_up_to_the_expanded_moves_of_each_primitive(seed: int) -> None
 @pytest.mark.parametrize("seed", range(60))
 def test_with_replicas_no_sender_is_a_funnel(seed: int) -> None:
     schemas, before, after = random_pair(4000 + seed)
-    dag = compile(expand(before), after, schemas, {})
+    dag = compile(expand(before), after, schemas)
     for ms, schema in schemas.items():
         sent: Counter[int] = Counter()
         for found in flows_of(dag, ms, schema).values():

@@ -32,6 +32,7 @@ from nereus.trainer.config import JobConfig, ModelSource, OptimizerConfig, Rewar
 from nereus.trainer.job import RLJob
 from nereus.trainer.program import PROGRAM, Options
 from nereus.trainer.table import SampleTable
+from nereus.transition.budget import Budget
 from nereus.transition.compile import compile as compile_transition
 from tests.support.plans import Degrees as Degrees
 from tests.support.plans import plan_of as plan_of
@@ -165,7 +166,7 @@ def train(
             if boundary.step < len(plans):
                 goal = plans[boundary.step]
                 capacity = dict.fromkeys(range(devices), capacity_bytes)
-                dag = compile_transition(job.units, goal, known, capacity)
+                dag = compile_transition(job.units, goal, known, Budget(capacity))
                 found.primitives |= {primitive.name for primitive in dag.primitives}
                 with job.paused():
                     outcome = executor.execute(dag)

@@ -188,7 +188,7 @@ def test_after_a_transition_that_stopped_the_run_goes_on_and_reaches_the_goal_la
             if boundary.step > 2:
                 continue
             with job.paused():
-                outcome = executor.execute(compile_transition(job.units, goal, known, {}))
+                outcome = executor.execute(compile_transition(job.units, goal, known))
                 job.adopt(outcome.units, goal if outcome.completed else None)
             completed.append(outcome.completed)
             assert {unit.layout for unit in outcome.units.of(ACTOR)} == {job.plan.of(ACTOR).candidate.layout}
@@ -196,7 +196,7 @@ def test_after_a_transition_that_stopped_the_run_goes_on_and_reaches_the_goal_la
         assert job.plan == goal
         back = plan_of(WIDE)
         with job.paused():
-            outcome = executor.execute(compile_transition(job.units, back, known, {}))
+            outcome = executor.execute(compile_transition(job.units, back, known))
             job.adopt(outcome.units, back)
         assert_same(settle(run, job.checkpoint()), unbroken)
 
@@ -208,7 +208,7 @@ def test_a_worker_killed_in_a_transition_ends_the_run_with_a_checkpoint_of_what_
     with running(config, plan_of(WIDE), tmp_path, 4, program=DIES_IN_TRANSITION) as (job, executor):
         next(job.boundaries())
         with job.paused():
-            outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow), {}))
+            outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow)))
             assert not outcome.completed
             with pytest.raises(WorkerLostError, match=r"device 3 is lost: process \d+ was ended by SIGKILL"):
                 job.adopt(outcome.units)
@@ -224,7 +224,7 @@ def test_a_target_that_does_not_fit_leaves_the_job_as_it_was(models: Path, tmp_p
     with running(config, start, tmp_path, 2, CAPACITY_BYTES) as (job, executor):
         boundaries = job.boundaries()
         next(boundaries)
-        dag = compile_transition(job.units, plan_of(ALONE), schemas(job.workflow), {})
+        dag = compile_transition(job.units, plan_of(ALONE), schemas(job.workflow))
         executor.check(dag)
         before = job.units
         impossible = replace(dag, primitives=tuple(replace(p, acquires={0: 1 << 40}) for p in dag.primitives))

@@ -17,6 +17,7 @@ from nereus.cost.state import schemas
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew
 from nereus.trainer.checkpoint import shard_name
+from nereus.transition.budget import Budget
 from nereus.transition.compile import compile as compile_transition
 from tests.oracles.cut import Values, cut
 from tests.support.jobs import TIMEOUT_S, ReplayedJob, job_config, make_models, running
@@ -95,7 +96,7 @@ def test_every_shard_and_counter_is_exact_after_each_transition(precision: str, 
         assert {key.partition("/")[0] for key in before[ACTOR]} == kinds
         for degrees in WALK:
             goal = plan_of(degrees)
-            dag = compile_transition(job.units, goal, schemas(job.workflow), {})
+            dag = compile_transition(job.units, goal, schemas(job.workflow))
             with job.paused():
                 outcome = executor.execute(dag)
                 assert outcome.completed, outcome.error
@@ -143,7 +144,7 @@ def test_the_ledger_agrees_with_a_count_of_live_storages(models: Path, tmp_path:
         next(boundaries)
         goal = plan_of(sharded)
         with job.paused():
-            outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow), {}))
+            outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow)))
             assert outcome.completed, outcome.error
             job.adopt(outcome.units, goal)
         next(boundaries)
@@ -167,8 +168,8 @@ def test_no_device_holds_more_than_its_capacity_during_a_transition(models: Path
     capacity = 360_000
     with running(config, plan_of(start), tmp_path, 3, capacity, program=COUNTER) as (job, executor):
         known = schemas(job.workflow)
-        roomy = compile_transition(job.units, goal, known, {})
-        tight = compile_transition(job.units, goal, known, dict.fromkeys(range(3), capacity))
+        roomy = compile_transition(job.units, goal, known)
+        tight = compile_transition(job.units, goal, known, Budget(dict.fromkeys(range(3), capacity)))
         assert not [edge for edge in roomy.edges if edge.kind is EdgeKind.RESOURCE]
         assert [edge for edge in tight.edges if edge.kind is EdgeKind.RESOURCE]
         with job.paused():

@@ -48,6 +48,6 @@ def test_l04_every_step_uses_the_next_samples_once_each_whatever_the_replicas(tm
             if boundary.step < len(plans):
                 goal = plans[boundary.step]
                 with job.paused():
-                    outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow), {}))
+                    outcome = executor.execute(compile_transition(job.units, goal, schemas(job.workflow)))
                     assert outcome.completed, outcome.error
                     job.adopt(outcome.units, goal)

@@ -119,7 +119,7 @@ def test_a_new_replica_joins_a_warm_up_at_the_rate_of_the_old_one(models: Path, 
         boundaries = job.boundaries()
         next(boundaries)
         with job.paused():
-            outcome = executor.execute(compile_transition(job.units, both, schemas(job.workflow), {}))
+            outcome = executor.execute(compile_transition(job.units, both, schemas(job.workflow)))
             job.adopt(outcome.units, both)
         next(boundaries)
         replies = read(job)

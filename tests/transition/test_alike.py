@@ -48,6 +48,7 @@ from nereus.transition.exchanges import exchanges_of
 from nereus.transition.flows import Flow, Job, dealt
 from nereus.transition.minimum import minimum_on_nodes
 from nereus.transition.routes import fingerprint
+from nereus.transition.site import Site
 from nereus.transition.sizes import sizes_of
 from tests.oracles import least_bytes
 from tests.oracles.cut import cut, lacks_bytes
@@ -68,7 +69,7 @@ def random_dag(seed: int) -> tuple[TransitionDAG, dict[ModelStage, StateSchema]]
     before, after = (rng.sample(range(16), rng.randint(2, 16)) for _ in range(2))
     start = random_plan(rng, schemas, before)
     goal = random_plan(rng, schemas, after, start)
-    return compile(expand(start), goal, schemas, {}, node_of=NODES), schemas
+    return compile(expand(start), goal, schemas, site=Site(NODES)), schemas
 
 
 def random_units(rng: random.Random, schema: StateSchema, pool: list[int]) -> tuple[EMU, ...]:
@@ -156,7 +157,7 @@ def test_peaks_count_staging_buffers_and_the_communication_group() -> None:
     kind = replace(CLUSTER.kinds["any"], constants={"communicator.bytes": 1000.0})
     grouped = replace(CLUSTER, kinds={"any": kind})
     start, goal = (plan(assign(ACTOR, Layout(1), *range(count))) for count in (1, 2))
-    dag = compile(expand(start), goal, {ACTOR: schema}, {})
+    dag = compile(expand(start), goal, {ACTOR: schema})
     size = full_bytes(schema)
     for cluster, group in ((ungrouped, 0), (grouped, 1000)):
         peaks = estimate(dag, {ACTOR: schema}, cluster, Calibration()).peak_bytes
@@ -194,7 +195,7 @@ def test_senders_on_the_same_node_are_asked_first_in_a_transition() -> None:
     start = EMUSet(units(ACTOR, Layout(1), 0, 4))
     goal = EMUSet((*start.units, *units(ACTOR, Layout(1), 1, 5)))
     schemas = {ACTOR: decoder()}
-    dag = connect(start, goal, schemas, {}, node_of=NODES, links=CLUSTER.links)
+    dag = connect(start, goal, schemas, site=Site.of(CLUSTER))
     assert estimate(dag, schemas, CLUSTER, Calibration()).link_bytes == {"intra": 2 * full_bytes(decoder()), "inter": 0}
 
 
@@ -202,10 +203,10 @@ def test_the_fingerprint_of_routes_tells_other_routes_apart() -> None:
     schemas = {ACTOR: even()}
     start = EMUSet(units(ACTOR, Layout(2), 0, 1))
     ways = [EMUSet(units(ACTOR, Layout(4), *order)) for order in ((0, 1, 2, 3), (0, 1, 3, 2), (1, 0, 2, 3))]
-    prints = [fingerprint(connect(start, goal, schemas, {}), schemas) for goal in ways]
+    prints = [fingerprint(connect(start, goal, schemas), schemas) for goal in ways]
     assert len(set(prints)) == 3
     exchanges_of.forget()
-    assert fingerprint(connect(start, ways[0], schemas, {}), schemas) == prints[0]
+    assert fingerprint(connect(start, ways[0], schemas), schemas) == prints[0]
 
 
 def spread(rng: random.Random, degrees: tuple[int, int]) -> tuple[EMU, ...]:
@@ -281,9 +282,9 @@ def planned() -> Iterator[tuple[int, int, int, int]]:
         schema = decoder(layers=rng.choice([3, 4, 5]), vocab=rng.choice([16, 17]), tied=rng.random() < 0.5)
         first, second = (random_plan(rng, {ACTOR: schema}, range(16)) for _ in range(2))
         start, schemas = expand(first), {ACTOR: schema}
-        anywhere, near = place(start, second, schemas), place(start, second, schemas, NODES)
+        anywhere, near = place(start, second, schemas), place(start, second, schemas, Site(NODES))
         sums = [
-            sum(sum(each.values()) for each in pair_bytes(connect(start, goal, schemas, {}), schemas).values())
+            sum(sum(each.values()) for each in pair_bytes(connect(start, goal, schemas), schemas).values())
             for goal in (anywhere, near)
         ]
         least = minimum_bytes(schema, start.blocks(ACTOR), anywhere.blocks(ACTOR))

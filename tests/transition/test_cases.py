@@ -64,7 +64,7 @@ class Walk:
     def to(self, layout: Layout, dp: int = 1) -> list[Shards]:
         """Change the layout; the shards of each unit's positions, pp ranks first."""
         goal = plan(assign(ACTOR, layout, *range(layout.size * dp)))
-        dag = compile(self.units, goal, {ACTOR: self.schema}, {})
+        dag = compile(self.units, goal, {ACTOR: self.schema})
         lacking: Counter[int] = Counter()
         for unit in (unit for unit in dag.goal if unit not in dag.start.units):
             for device in unit.devices:
@@ -288,12 +288,12 @@ def test_l04_each_step_takes_the_next_samples_whatever_the_number_of_replicas() 
 
 def test_f02_the_last_copy_is_never_destroyed_and_no_copy_before_its_successor_stands() -> None:
     walk = Walk(*layered(4))
-    dag = compile(walk.units, plan(assign(ACTOR, Layout(2), 1, 2)), {ACTOR: walk.schema}, {})
+    dag = compile(walk.units, plan(assign(ACTOR, Layout(2), 1, 2)), {ACTOR: walk.schema})
     destroy = next(step for step in dag.primitives if isinstance(step, Destroy))
     first = (destroy, *(step for step in dag.primitives if step is not destroy))
     with pytest.raises(TransitionError, match="has committed"):
         execute(TransitionDAG(dag.start, dag.goal, first), {ACTOR: walk.schema}, walk.world)
     with pytest.raises((SettingsError, TransitionError), match="actor/training"):
-        compile(walk.units, plan(), {ACTOR: walk.schema}, {})
+        compile(walk.units, plan(), {ACTOR: walk.schema})
     walk.check()
     assert isinstance(walk.units, EMUSet)

@@ -24,6 +24,7 @@ from nereus.core import (
 )
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, estimate, fit, peak_bytes, stored_bytes
+from nereus.transition.budget import Budget
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, assign, decoder, even, full_bytes, plan, units
 from tests.support.worlds import assert_holds, filled
 
@@ -41,7 +42,7 @@ def stored(device: int, *sets: EMUSet) -> int:
 
 def test_a_plan_that_exists_needs_nothing() -> None:
     same = plan(assign(ACTOR, Layout(2, 2), *range(4)))
-    dag = compile(expand(same), same, SCHEMAS, {})
+    dag = compile(expand(same), same, SCHEMAS)
     assert dag.primitives == ()
     found = estimate(dag, SCHEMAS, CLUSTER, Calibration(transition_overhead_s=9.0))
     assert (found.seconds, found.moved_bytes, found.critical_path) == (0.0, 0, ())
@@ -50,22 +51,19 @@ def test_a_plan_that_exists_needs_nothing() -> None:
 def test_a_model_stage_without_units_cannot_be_reached() -> None:
     with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
         compile(
-            EMUSet(units(ACTOR, Layout(1), 0)),
-            plan(assign(ACTOR, Layout(1), 0), assign(CRITIC, Layout(1), 1)),
-            SCHEMAS,
-            {},
+            EMUSet(units(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), 0), assign(CRITIC, Layout(1), 1)), SCHEMAS
         )
 
 
 def test_the_last_copy_of_a_model_stage_is_not_given_up() -> None:
     start = EMUSet((*units(ACTOR, Layout(1), 0), *units(CRITIC, Layout(1), 1)))
     with pytest.raises(TransitionError, match="its last copy would be destroyed"):
-        compile(start, plan(assign(ACTOR, Layout(1), 0)), SCHEMAS, {})
+        compile(start, plan(assign(ACTOR, Layout(1), 0)), SCHEMAS)
 
 
 def test_a_unit_that_moves_away_is_destroyed_after_it_was_copied() -> None:
     start = EMUSet(units(ACTOR, Layout(2), 0, 1))
-    dag = compile(start, plan(assign(ACTOR, Layout(2), 2, 3)), SCHEMAS, {})
+    dag = compile(start, plan(assign(ACTOR, Layout(2), 2, 3)), SCHEMAS)
     assert [step.name for step in dag.primitives] == ["Extend", "Destroy"]
     assert [(e.earlier, e.later, e.kind) for e in dag.edges] == [
         (dag.primitives[0].id, dag.primitives[1].id, EdgeKind.STATE)
@@ -74,7 +72,7 @@ def test_a_unit_that_moves_away_is_destroyed_after_it_was_copied() -> None:
 
 def test_a_merge_commits_before_any_of_its_sources_goes() -> None:
     start = EMUSet(units(ACTOR, Layout(1), 0, 1, 2))
-    dag = compile(start, plan(assign(ACTOR, Layout(2), 0, 1)), SCHEMAS, {})
+    dag = compile(start, plan(assign(ACTOR, Layout(2), 0, 1)), SCHEMAS)
     first = dag.primitives[0]
     assert isinstance(first, Destroy)
     assert first.sources[0].devices == (2,)
@@ -84,7 +82,7 @@ def test_a_merge_commits_before_any_of_its_sources_goes() -> None:
 def test_acquired_less_released_is_the_change_of_what_is_stored() -> None:
     start = plan(assign(ACTOR, Layout(2, 2), *range(4)), assign(CRITIC, Layout(1, 2), 0, 1))
     goal = plan(assign(ACTOR, Layout(4), 1, 3, 5, 7), assign(CRITIC, Layout(1, 2), 1, 2, 3, 0))
-    dag = compile(expand(start), goal, SCHEMAS, {})
+    dag = compile(expand(start), goal, SCHEMAS)
     for device in dag.devices:
         change = sum(s.acquires.get(device, 0) - s.releases.get(device, 0) for s in dag.primitives)
         assert change == stored(device, dag.goal) - stored(device, dag.start)
@@ -98,14 +96,14 @@ def test_two_only_copies_cannot_swap_full_devices() -> None:
     start = expand(SWAP_START)
     full = {0: stored(0, start), 1: stored(1, start)}
     with pytest.raises(InfeasibleError, match=r"device 1 is .* bytes short") as caught:
-        compile(start, SWAP_GOAL, SCHEMAS, full)
+        compile(start, SWAP_GOAL, SCHEMAS, Budget(full))
     assert caught.value.short_bytes == {1: full[1]}
 
 
 def test_they_can_when_one_device_has_room_for_both() -> None:
     start = expand(SWAP_START)
     limits = {0: stored(0, start), 1: 2 * stored(1, start)}
-    dag = compile(start, SWAP_GOAL, SCHEMAS, limits)
+    dag = compile(start, SWAP_GOAL, SCHEMAS, Budget(limits))
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world, limits)
     assert_holds(world, dag.goal, SCHEMAS)
@@ -116,7 +114,7 @@ def test_they_can_when_one_device_has_room_for_both() -> None:
 def test_a_redundant_unit_gives_way_when_memory_is_short() -> None:
     """Old and new do not fit side by side on device 1, but device 0 holds a copy to build from."""
     start, goal = EMUSet(units(ACTOR, Layout(1), 0, 1)), plan(assign(ACTOR, Layout(2), 1, 2))
-    dag = compile(start, goal, SCHEMAS, {1: stored(1, start)})
+    dag = compile(start, goal, SCHEMAS, Budget({1: stored(1, start)}))
     assert dag.primitives[0].name == "Destroy"
     assert dag.primitives[0].sources[0].devices == (1,)
     world = filled(start, SCHEMAS)
@@ -127,15 +125,15 @@ def test_a_redundant_unit_gives_way_when_memory_is_short() -> None:
 def test_what_else_is_in_use_counts() -> None:
     start, goal = EMUSet(units(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), 0, 1))
     room = {1: stored(0, start) + 10}
-    assert compile(start, goal, SCHEMAS, room, {1: 10}).primitives
+    assert compile(start, goal, SCHEMAS, Budget(room, {1: 10})).primitives
     with pytest.raises(InfeasibleError, match="device 1 is 1 bytes short") as caught:
-        compile(start, goal, SCHEMAS, room, {1: 11})
+        compile(start, goal, SCHEMAS, Budget(room, {1: 11}))
     assert caught.value.short_bytes == {1: 1}
 
 
 def test_fit_reports_peaks_and_names_the_device_that_is_short() -> None:
     start = EMUSet(units(ACTOR, Layout(1), 0, 1))
-    dag = compile(start, plan(assign(ACTOR, Layout(2), 0, 1)), SCHEMAS, {})
+    dag = compile(start, plan(assign(ACTOR, Layout(2), 0, 1)), SCHEMAS)
     peaks = peak_bytes(dag, SCHEMAS)
     assert fit(dag, SCHEMAS, peaks) == peaks
     with pytest.raises(InfeasibleError, match="on device 1, 5 more than its capacity") as caught:
@@ -146,13 +144,13 @@ def test_fit_reports_peaks_and_names_the_device_that_is_short() -> None:
 def test_stage_order_breaks_ties() -> None:
     start = expand(plan(assign(ACTOR, Layout(1), 0), assign(ROLLOUT, Layout(1), 1), assign(REWARD, Layout(1), 2)))
     goal = plan(assign(ACTOR, Layout(1), 0, 3), assign(ROLLOUT, Layout(1), 1, 4), assign(REWARD, Layout(1), 2, 5))
-    dag = compile(start, goal, SCHEMAS, {})
+    dag = compile(start, goal, SCHEMAS)
     assert [step.model_stage for step in dag.primitives] == [ROLLOUT, REWARD, ACTOR]
 
 
 def test_a_half_done_transition_is_just_another_start() -> None:
     half = EMUSet((*units(ACTOR, Layout(2, 1), 0, 1), *units(ACTOR, Layout(1, 2), 2, 3)))
-    dag = compile(half, plan(assign(ACTOR, Layout(1, 2), *range(4))), SCHEMAS, {})
+    dag = compile(half, plan(assign(ACTOR, Layout(1, 2), *range(4))), SCHEMAS)
     assert half.units[1] in dag.goal.units
     world = filled(half, SCHEMAS)
     execute(dag, SCHEMAS, world)
@@ -160,7 +158,7 @@ def test_a_half_done_transition_is_just_another_start() -> None:
 
 
 def run(start: Plan, goal: Plan) -> TransitionDAG:
-    return compile(expand(start), goal, {ACTOR: even()}, {})
+    return compile(expand(start), goal, {ACTOR: even()})
 
 
 def test_seconds_are_overhead_and_scaled_critical_path() -> None:
@@ -186,8 +184,8 @@ def test_a_slower_link_and_a_shared_sender_take_longer() -> None:
 def test_disjoint_model_stages_overlap_in_time() -> None:
     schemas = {ACTOR: even(), CRITIC: even()}
     one = plan(assign(ACTOR, Layout(1), 0), assign(CRITIC, Layout(1), 2))
-    both = compile(expand(one), plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(1), 2, 3)), schemas, {})
-    single = compile(expand(one), plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(1), 2)), schemas, {})
+    both = compile(expand(one), plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(1), 2, 3)), schemas)
+    single = compile(expand(one), plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(1), 2)), schemas)
     times = [estimate(dag, schemas, CLUSTER, Calibration()).seconds for dag in (both, single)]
     assert times[0] == pytest.approx(times[1])
 
@@ -195,7 +193,7 @@ def test_disjoint_model_stages_overlap_in_time() -> None:
 def test_positions_can_be_given_instead_of_a_plan() -> None:
     start = EMUSet(units(ACTOR, Layout(2), 0, 1))
     swapped = EMUSet((replace(start.units[0], devices=(1, 0)),))
-    dag = connect(start, swapped, SCHEMAS, {})
+    dag = connect(start, swapped, SCHEMAS)
     assert [step.name for step in dag.primitives] == ["Merge", "Destroy"]
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world)
@@ -204,7 +202,7 @@ def test_positions_can_be_given_instead_of_a_plan() -> None:
 
 def test_a_split_is_relieved_by_replicas_when_its_unit_would_send_too_much() -> None:
     start = EMUSet(units(ACTOR, Layout(1, 2), 0, 3, 5, 4, 1, 2, 8, 7))
-    dag = connect(start, EMUSet(units(ACTOR, Layout(1), 6, 8)), SCHEMAS, {})
+    dag = connect(start, EMUSet(units(ACTOR, Layout(1), 6, 8)), SCHEMAS)
     world = filled(start, SCHEMAS)
     sent = execute(dag, SCHEMAS, world).sent_bytes
     assert max(sent.values()) <= 1.5 * sent.total() / len(sent)

@@ -8,6 +8,7 @@ import pytest
 
 from nereus.core import EMUSet, InfeasibleError, Layout, Merge, ModelStage, Plan, Split, StateSchema, expand
 from nereus.engine.transports.memory import execute
+from nereus.transition.budget import Budget
 from nereus.transition import compose, composed_bytes, stored_bytes
 from tests.support.models import ACTOR, CRITIC, TRAINED, assign, decoder, even, full_bytes, plan
 from tests.support.pairs import random_plan, random_schemas
@@ -32,7 +33,7 @@ PAIRS = {
 def moved_bytes(start: EMUSet, after: Plan, schemas: dict[ModelStage, StateSchema]) -> int:
     """Bytes that cross between ranks in all three transitions, each checked bit for bit."""
     world, moved = filled(start, schemas), 0
-    for dag in compose(start, after, schemas, {}):
+    for dag in compose(start, after, schemas):
         moved += execute(dag, schemas, world).sent_bytes.total()
         assert_holds(world, dag.goal, schemas)
     assert {unit.layout for unit in dag.goal.of(ACTOR)} == {after.of(ACTOR).candidate.layout}
@@ -44,14 +45,14 @@ def test_the_composition_moves_c_bytes_and_every_bit_arrives(name: str) -> None:
     before, after = PAIRS[name]
     start = expand(before)
     moved = moved_bytes(start, after, {ACTOR: SCHEMA})
-    goal = compose(start, after, {ACTOR: SCHEMA}, {})[-1].goal
+    goal = compose(start, after, {ACTOR: SCHEMA})[-1].goal
     assert moved == composed_bytes(SCHEMA, start.blocks(ACTOR), goal.blocks(ACTOR))
     assert (moved == 0) is (name == "TP4 x DP2 to TP8"), "a Merge alone moves nothing"
 
 
 def test_split_gathers_copies_and_merge_moves_nothing() -> None:
     start = expand(plan(assign(ACTOR, Layout(4, 2), *range(8))))
-    split, between, merge = compose(start, plan(assign(ACTOR, Layout(2, 4), *range(8))), {ACTOR: SCHEMA}, {})
+    split, between, merge = compose(start, plan(assign(ACTOR, Layout(2, 4), *range(8))), {ACTOR: SCHEMA})
     assert {unit.layout for unit in split.goal} == {Layout(2, 2)}
     assert [type(step) for step in split.primitives if step.targets] == [Split]
     assert not between.primitives
@@ -65,7 +66,7 @@ def test_whole_sub_units_need_memory_that_the_direct_form_does_not() -> None:
     start, after = expand(plan(assign(ACTOR, Layout(4), *range(4)))), plan(assign(ACTOR, Layout(1, 4), *range(4)))
     held = stored_bytes(start, {ACTOR: SCHEMA})
     with pytest.raises(InfeasibleError):
-        compose(start, after, {ACTOR: SCHEMA}, {device: 2 * size for device, size in held.items()})
+        compose(start, after, {ACTOR: SCHEMA}, Budget({device: 2 * size for device, size in held.items()}))
 
 
 def test_a_model_stage_that_stays_is_left_alone() -> None:
@@ -73,7 +74,7 @@ def test_a_model_stage_that_stays_is_left_alone() -> None:
     after = plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(2), 2, 3))
     schemas = {ACTOR: SCHEMA, CRITIC: decoder(scalar=True)}
     assert all(
-        step.model_stage == ACTOR for dag in compose(expand(both), after, schemas, {}) for step in dag.primitives
+        step.model_stage == ACTOR for dag in compose(expand(both), after, schemas) for step in dag.primitives
     )
 
 
@@ -84,7 +85,7 @@ def test_random_plans_are_reached_bit_for_bit(seed: int) -> None:
     start = expand(random_plan(rng, schemas, rng.sample(range(8), 6)))
     after = random_plan(rng, schemas, rng.sample(range(8), 7))
     world = filled(start, schemas)
-    for dag in compose(start, after, schemas, {}):
+    for dag in compose(start, after, schemas):
         execute(dag, schemas, world)
         assert_holds(world, dag.goal, schemas)
     for ms in schemas:

@@ -30,8 +30,10 @@ from nereus.core import (
 )
 from nereus.engine.transports.memory import execute
 from nereus.transition import connect, estimate, peak_bytes, stored_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.lots import Needs, lots_of
+from nereus.transition.site import Site
 from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
 from tests.support.worlds import assert_holds, filled
 
@@ -42,7 +44,7 @@ SCHEMAS = {
 }
 DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1))
 LINKS = {"intra": Link(4e9, 1e-6), "inter": Link(1e9, 1e-5)}
-EITHER = [pytest.param(LINKS, id="far"), pytest.param(None, id="near")]
+EITHER = [pytest.param(4.0, id="far"), pytest.param(1.0, id="near")]
 
 
 def shifted(plans: Sequence[tuple[Plan, int]]) -> EMUSet:
@@ -75,12 +77,12 @@ class Case:
     goal: EMUSet
     capacity: dict[int, int]
     node_of: dict[int, int]
-    links: dict[str, Link] | None
+    far: float
 
     def connected(self) -> TransitionDAG | InfeasibleError:
         """The transition, or why there is none."""
         try:
-            return connect(self.start, self.goal, SCHEMAS, self.capacity, None, self.node_of, self.links)
+            return connect(self.start, self.goal, SCHEMAS, Budget(self.capacity), Site(self.node_of, far=self.far))
         except InfeasibleError as error:
             return error
 
@@ -117,7 +119,7 @@ def random_case(seed: int) -> Case:
     slack = rng.choice([0.0, 0.0, 1.0, 1.1, 1.3, 2.0])
     capacity = {device: int(slack * max(now[device], then[device])) for device in {*now, *then} if slack}
     nodes = node_of if rng.random() < 0.6 else {}
-    return Case(start, goal, capacity, nodes, LINKS if nodes and rng.random() < 0.6 else None)
+    return Case(start, goal, capacity, nodes, 4.0 if nodes and rng.random() < 0.6 else 1.0)
 
 
 def in_one_piece(case: Case) -> TransitionDAG | InfeasibleError:
@@ -166,27 +168,25 @@ def test_what_is_found_of_one_copy_is_what_all_primitives_say(seed: int) -> None
 def test_nodes_that_change_alike_are_ordered_once() -> None:
     before, after = plan(assign(ACTOR, Layout(4), *range(4))), plan(assign(ACTOR, Layout(2, 2), *range(4)))
     start, goal = (shifted([(each, 4 * node) for node in range(8)]) for each in (before, after))
-    dag = connect(start, goal, SCHEMAS, {}, node_of={device: device // 4 for device in range(32)})
+    dag = connect(start, goal, SCHEMAS, site=Site({device: device // 4 for device in range(32)}))
     (lot,) = dag.lots
     assert lot.copies == tuple(tuple(range(base, base + 4)) for base in range(0, 32, 4))
     assert len(dag.primitives) == 8 * len(lot.dag.primitives)
     assert {lot.named(primitive.id) for primitive in lot.dag.primitives} <= {step.id for step in dag.primitives}
 
 
-@pytest.mark.parametrize("links", EITHER)
+@pytest.mark.parametrize("far", EITHER)
 @pytest.mark.parametrize(("holders", "readers"), [(3, 9), (4, 13), (5, 3), (2, 16), (1, 7)])
-def test_new_replicas_take_as_many_rounds_as_in_one_piece(
-    holders: int, readers: int, links: dict[str, Link] | None
-) -> None:
+def test_new_replicas_take_as_many_rounds_as_in_one_piece(holders: int, readers: int, far: float) -> None:
     start = EMUSet(units(ACTOR, Layout(2), *range(2 * holders)))
     goal = EMUSet(units(ACTOR, Layout(2), *range(2 * (holders + readers))))
     node_of = {device: device // 2 for device in goal.devices}
-    dag = connect(start, goal, SCHEMAS, {}, node_of=node_of, links=links)
+    dag = connect(start, goal, SCHEMAS, site=Site(node_of, far=far))
     assert len(dag.lots) <= 3
     assert sum(len(lot.copies) for lot in dag.lots) == (min(holders, readers) if holders > 1 else 0)
     rounds = ceil(log2(1 + readers / holders))
-    assert dag.span_bytes == rounds * full_bytes(SCHEMAS[ACTOR]) // 2 * (4 if links else 1)
-    assert dag.certified or links
+    assert dag.span_bytes == rounds * full_bytes(SCHEMAS[ACTOR]) // 2 * far
+    assert dag.certified or far > 1
 
 
 def alike(capacity: dict[int, int], node_of: dict[int, int]) -> list[list[list[int]]]:
@@ -238,15 +238,15 @@ def test_readers_have_a_holder_and_no_lot_takes_more_rounds_than_all(data: st.Da
 
 def test_more_devices_of_the_same_kind_make_no_more_work() -> None:
     before, after = (plan(assign(ACTOR, layout, *range(4))) for layout in (Layout(4), Layout(1, 2)))
-    one = connect(expand(before), expand(after), SCHEMAS, {})
+    one = connect(expand(before), expand(after), SCHEMAS)
     for count in (4, 64):
         start, goal = (shifted([(each, 4 * node) for node in range(count)]) for each in (before, after))
-        dag = connect(start, goal, SCHEMAS, {})
+        dag = connect(start, goal, SCHEMAS)
         assert [len(lot.dag.primitives) for lot in dag.lots] == [len(one.primitives)]
 
 
-@pytest.mark.parametrize("links", EITHER)
-def test_a_part_that_is_blocked_on_its_own_gets_help_from_others(links: dict[str, Link] | None) -> None:
+@pytest.mark.parametrize("far", EITHER)
+def test_a_part_that_is_blocked_on_its_own_gets_help_from_others(far: float) -> None:
     sizes = {ms: full_bytes(SCHEMAS[ms]) for ms in (ACTOR, REWARD)}
     start = EMUSet((*units(ACTOR, Layout(1), 0, 2), *units(REWARD, Layout(1), 1, 3)))
     goal = EMUSet((*units(ACTOR, Layout(1), 1, 3), *units(REWARD, Layout(1), 0, 2)))
@@ -254,11 +254,11 @@ def test_a_part_that_is_blocked_on_its_own_gets_help_from_others(links: dict[str
     nodes = {device: device // 2 for device in range(4)}
     node = [EMUSet(tuple(unit for unit in each.units if unit.devices[0] < 2)) for each in (start, goal)]
     with pytest.raises(InfeasibleError, match="bytes short"):
-        connect(node[0], node[1], SCHEMAS, capacity, node_of=nodes, links=links)
+        connect(node[0], node[1], SCHEMAS, Budget(capacity), Site(nodes, far=far))
     assert (
         len(fold(start, goal, [ACTOR, REWARD], SCHEMAS, Space(stored_bytes(start, SCHEMAS), capacity, 0, nodes))) == 2
     )
-    dag = connect(start, goal, SCHEMAS, capacity, node_of=nodes, links=links)
+    dag = connect(start, goal, SCHEMAS, Budget(capacity), Site(nodes, far=far))
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world, capacity)
     assert_holds(world, goal, SCHEMAS)

@@ -19,7 +19,7 @@ START = EMUSet(units(ACTOR, Layout(2), 0, 1))
 
 
 def split() -> TransitionDAG:
-    return compile(START, plan(assign(ACTOR, Layout(1), 0, 1)), SCHEMAS, {})
+    return compile(START, plan(assign(ACTOR, Layout(1), 0, 1)), SCHEMAS)
 
 
 def test_a_destroy_before_the_commit_is_refused() -> None:

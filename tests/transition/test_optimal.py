@@ -9,9 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from nereus.core import EMUSet, InfeasibleError, Layout, Link, ModelStage, Plan, TransitionDAG, expand
+from nereus.core import EMUSet, InfeasibleError, Layout, ModelStage, Plan, TransitionDAG, expand
 from nereus.transition import connect, stored_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.decompose import decompose
+from nereus.transition.site import Site
 from tests.oracles.scip_orders import solve
 from tests.oracles.shortest_orders import TooManyError, shortest_bytes
 from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, plan
@@ -43,8 +45,7 @@ class Problem:
 
     def connected(self) -> TransitionDAG:
         """Our order."""
-        links = {"intra": Link(self.far * 1e9, 0.0), "inter": Link(1e9, 0.0)}
-        return connect(self.start, self.goal, SCHEMAS, self.capacity, None, self.node_of, links)
+        return connect(self.start, self.goal, SCHEMAS, Budget(self.capacity), Site(self.node_of, far=self.far))
 
     def shortest(self, limit_bytes: float = float("inf")) -> float | None:
         """The span of the shortest order."""

@@ -20,7 +20,6 @@ from nereus.core import (
     Extend,
     InfeasibleError,
     Layout,
-    Link,
     ModelStage,
     Offload,
     Plan,
@@ -30,8 +29,10 @@ from nereus.core import (
 )
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.decompose import decompose
 from nereus.transition.schedule import Memory, schedule
+from nereus.transition.site import Site
 from tests.oracles.brute_force_orders import an_order_exists
 from tests.oracles.shortest_orders import shortest_bytes
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
@@ -60,7 +61,7 @@ def test_small_units_that_each_feed_a_larger_one_are_not_below_the_bound(
     schema = even(layers=layers, rows=12, columns=2)
     free = count * old.size
     start = EMUSet(units(ACTOR, old, *range(free)))
-    dag = compile(start, plan(assign(ACTOR, new, *range(free, free + count * new.size))), {ACTOR: schema}, {})
+    dag = compile(start, plan(assign(ACTOR, new, *range(free, free + count * new.size))), {ACTOR: schema})
     assert dag.span_bytes == full_bytes(schema) // old.size  # all at the same time: no second round
     assert dag.certified
 
@@ -75,7 +76,7 @@ def test_no_bound_is_above_replicas_that_are_all_made_at_once(
     free = copies * each * held.size
     start = EMUSet(units(ACTOR, held, *range(free)))
     goal = EMUSet(units(ACTOR, wanted, *range(free, free + copies * wanted.size)))
-    dag = connect(start, goal, {ACTOR: schema}, {})
+    dag = connect(start, goal, {ACTOR: schema})
     received = max(stored_bytes(goal, {ACTOR: schema}).values())
     assert dag.bound_bytes <= round(max(received, full_bytes(schema) / (each * held.size)))
 
@@ -83,7 +84,7 @@ def test_no_bound_is_above_replicas_that_are_all_made_at_once(
 @pytest.mark.parametrize("copies", [2, 3, 4, 5, 8, 13])
 def test_new_replicas_forward_in_a_doubling_tree(copies: int) -> None:
     start, goal = EMUSet(units(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(1), *range(copies)))
-    dag = compile(start, goal, SCHEMAS, {})
+    dag = compile(start, goal, SCHEMAS)
     (first,) = start
     assert max(sends(dag).values()) == sends(dag)[first] == ceil(log2(copies))
     one = dag.span_bytes / ceil(log2(copies))
@@ -95,7 +96,7 @@ def test_new_replicas_forward_in_a_doubling_tree(copies: int) -> None:
 
 
 def test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it() -> None:
-    dag = compile(EMUSet(units(ACTOR, Layout(2), 0, 1)), plan(assign(ACTOR, Layout(2), *range(8))), SCHEMAS, {})
+    dag = compile(EMUSet(units(ACTOR, Layout(2), 0, 1)), plan(assign(ACTOR, Layout(2), *range(8))), SCHEMAS)
     made = {target: step for step in dag.primitives for target in step.targets}
     forwarded = [step for step in dag.primitives if step.sources[0] in made]
     assert forwarded
@@ -125,21 +126,21 @@ def test_goal_units_that_share_a_unit_to_read_may_be_made_one_by_one_for_less_th
     goal = expand(plan(held[0], assign(REWARD, Layout(1), 0, 1), assign(ACTOR, Layout(1, 2), *range(4))))
     shortest = shortest_bytes(start, goal, schemas, {})
     assert shortest is not None
-    assert connect(start, goal, schemas, {}).bound_bytes <= shortest
+    assert connect(start, goal, schemas).bound_bytes <= shortest
 
 
 def test_a_device_sends_whole_pieces_or_nothing() -> None:
     """Devices 0 and 1 change the reward between them and have to send the rollout as well; 2 and 3 have no time to."""
     start = expand(plan(assign(ROLLOUT, Layout(1), 0, 1), assign(REWARD, Layout(2), 0, 1)))
     goal = expand(plan(assign(ROLLOUT, Layout(1), 0, 1, 2, 3), assign(REWARD, Layout(1, 2), 0, 1)))
-    dag = connect(start, goal, SCHEMAS, {})
+    dag = connect(start, goal, SCHEMAS)
     assert dag.span_bytes == full_bytes(SCHEMAS[ROLLOUT]) + full_bytes(SCHEMAS[REWARD]) // 4
     assert dag.certified
 
 
 def test_nothing_is_forwarded_where_the_units_of_the_start_suffice() -> None:
     start = EMUSet(units(ACTOR, Layout(2), *range(8)))
-    dag = compile(start, plan(assign(ACTOR, Layout(2), *range(16))), SCHEMAS, {})
+    dag = compile(start, plan(assign(ACTOR, Layout(2), *range(16))), SCHEMAS)
     assert set(sends(dag)) == set(start)
     assert set(sends(dag).values()) == {1}
     assert dag.certified
@@ -148,7 +149,7 @@ def test_nothing_is_forwarded_where_the_units_of_the_start_suffice() -> None:
 def test_a_large_unit_serves_several_small_ones_at_once() -> None:
     """Eight devices hold one copy; four units of two devices receive it as fast as one would."""
     goal = plan(assign(ACTOR, Layout(2), *range(8, 16)))
-    dag = compile(EMUSet(units(ACTOR, Layout(4, 2), *range(8))), goal, SCHEMAS, {})
+    dag = compile(EMUSet(units(ACTOR, Layout(4, 2), *range(8))), goal, SCHEMAS)
     (extend,) = [step for step in dag.primitives if isinstance(step, Extend)]
     assert len(extend.targets) == 4
     assert dag.certified
@@ -159,7 +160,7 @@ def test_a_large_unit_serves_several_small_ones_at_once() -> None:
 
 def test_small_units_send_to_a_large_one_together() -> None:
     start = EMUSet(units(ACTOR, Layout(1), *range(4)))
-    dag = compile(start, plan(assign(ACTOR, Layout(4), *range(8, 12))), SCHEMAS, {})
+    dag = compile(start, plan(assign(ACTOR, Layout(4), *range(8, 12))), SCHEMAS)
     (extend,) = [step for step in dag.primitives if isinstance(step, Extend)]
     assert set(extend.sources) == set(start)
     assert dag.span_bytes == stored_bytes(dag.goal, SCHEMAS)[8]
@@ -167,10 +168,9 @@ def test_small_units_send_to_a_large_one_together() -> None:
 
 def test_one_copy_crosses_a_slow_link_and_the_others_are_made_from_it() -> None:
     node_of = {device: device // 4 for device in range(8)}
-    links = {"intra": Link(4e9, 0.0), "inter": Link(1e9, 0.0)}
     start = EMUSet(units(ACTOR, Layout(1), 0))
     goal = EMUSet(units(ACTOR, Layout(1), 0, 4, 5, 6, 7))
-    dag = connect(start, goal, SCHEMAS, {}, None, node_of, links)
+    dag = connect(start, goal, SCHEMAS, site=Site(node_of, far=4.0))
     crossing = [
         step
         for step in dag.primitives
@@ -196,7 +196,13 @@ def full(*ends: EMUSet) -> dict[int, int]:
 def test_only_copies_that_have_to_swap_full_devices_go_through_host_memory() -> None:
     start, goal = SWAP
     node_of, capacity = {0: 0, 1: 0}, full(start, goal)
-    dag = connect(start, goal, SCHEMAS, capacity, None, node_of, None, {0: sum(stored_bytes(start, SCHEMAS).values())})
+    dag = connect(
+        start,
+        goal,
+        SCHEMAS,
+        Budget(capacity, host_bytes={0: sum(stored_bytes(start, SCHEMAS).values())}),
+        Site(node_of),
+    )
     (offload,) = [step for step in dag.primitives if isinstance(step, Offload)]
     assert dag.primitives[0] is offload
     assert offload.hosts == offload.releases
@@ -212,15 +218,15 @@ def test_only_copies_that_have_to_swap_full_devices_go_through_host_memory() -> 
 def test_nothing_is_staged_where_another_order_exists() -> None:
     start, goal = SWAP
     roomy = {device: 2 * size for device, size in full(start, goal).items()}
-    dag = connect(start, goal, SCHEMAS, roomy, None, {0: 0, 1: 0}, None, {0: 10**9})
+    dag = connect(start, goal, SCHEMAS, Budget(roomy, host_bytes={0: 10**9}), Site({0: 0, 1: 0}))
     assert not [step for step in dag.primitives if isinstance(step, Offload)]
 
 
-@pytest.mark.parametrize("host", [None, {0: 1}, {1: 10**9}])
-def test_without_enough_host_memory_the_swap_is_refused_with_the_reason(host: dict[int, int] | None) -> None:
+@pytest.mark.parametrize("host", [{}, {0: 1}, {1: 10**9}])
+def test_without_enough_host_memory_the_swap_is_refused_with_the_reason(host: dict[int, int]) -> None:
     start, goal = SWAP
     with pytest.raises(InfeasibleError, match="every order of the steps was tried") as caught:
-        connect(start, goal, SCHEMAS, full(start, goal), None, {0: 0, 1: 0}, None, host)
+        connect(start, goal, SCHEMAS, Budget(full(start, goal), host_bytes=host), Site({0: 0, 1: 0}))
     assert caught.value.short_bytes
 
 
@@ -237,7 +243,7 @@ def test_a_staged_unit_is_not_split_on_its_devices() -> None:
         )
     )
     capacity = {device: int(1.05 * size) for device, size in full(start, goal).items()}
-    dag = connect(start, goal, SCHEMAS, capacity, None, dict.fromkeys(capacity, 0), None, {0: 10**9})
+    dag = connect(start, goal, SCHEMAS, Budget(capacity, host_bytes={0: 10**9}), Site(dict.fromkeys(capacity, 0)))
     assert {step.sources[0].model_stage for step in dag.primitives if isinstance(step, Offload)} == {ROLLOUT}
     assert not [step for step in dag.primitives if step.model_stage == ROLLOUT and step.name == "Split"]
     world = filled(start, SCHEMAS)
@@ -277,11 +283,11 @@ def random_case(seed: int) -> tuple[EMUSet, EMUSet, dict[int, int]]:
 def test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there(seed: int) -> None:
     start, goal, capacity = random_case(seed)
     if an_order_exists(start, goal, SCHEMAS, capacity):
-        dag = connect(start, goal, SCHEMAS, capacity)
+        dag = connect(start, goal, SCHEMAS, Budget(capacity))
     else:
         with pytest.raises(InfeasibleError, match="every order of the steps was tried"):
-            connect(start, goal, SCHEMAS, capacity)
-        dag = connect(start, goal, SCHEMAS, capacity, None, dict.fromkeys(capacity, 0), None, {0: 10**9})
+            connect(start, goal, SCHEMAS, Budget(capacity))
+        dag = connect(start, goal, SCHEMAS, Budget(capacity, host_bytes={0: 10**9}), Site(dict.fromkeys(capacity, 0)))
         assert any(isinstance(step, Offload) for step in dag.primitives)
     assert dag.bound_bytes <= dag.span_bytes
     world = filled(start, SCHEMAS)
@@ -295,9 +301,8 @@ def test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_t
 def test_nodes_and_links_change_the_order_and_not_the_end(seed: int, ratio: float) -> None:
     start, goal, _ = random_case(seed)
     node_of = {device: device // 3 for device in start.devices | goal.devices}
-    links = {"intra": Link(ratio * 1e9, 0.0), "inter": Link(1e9, 0.0)}
-    there = connect(start, goal, SCHEMAS, {}, None, node_of, links)
-    back = connect(goal, start, SCHEMAS, {}, None, node_of, links)
+    there = connect(start, goal, SCHEMAS, site=Site(node_of, far=ratio))
+    back = connect(goal, start, SCHEMAS, site=Site(node_of, far=ratio))
     world = filled(start, SCHEMAS)
     for dag in (there, back):
         assert dag.bound_bytes <= dag.span_bytes
@@ -324,9 +329,9 @@ def another_order(dag: TransitionDAG, rng: random.Random) -> TransitionDAG:
 @given(st.integers(0, 10**6), st.booleans())
 def test_every_order_that_the_edges_allow_fits_and_keeps_a_copy(seed: int, staging: bool) -> None:
     start, goal, capacity = random_case(seed)
-    host = {0: 10**9} if staging else None
+    host = {0: 10**9} if staging else {}
     try:
-        dag = connect(start, goal, SCHEMAS, capacity, None, dict.fromkeys(capacity, 0), None, host)
+        dag = connect(start, goal, SCHEMAS, Budget(capacity, host_bytes=host), Site(dict.fromkeys(capacity, 0)))
     except InfeasibleError:
         return
     dag = another_order(dag, random.Random(seed))
@@ -348,17 +353,17 @@ def test_every_order_that_the_edges_allow_fits_and_keeps_a_copy(seed: int, stagi
 def test_buffers_for_receiving_count_and_are_free_afterwards() -> None:
     start, goal = EMUSet(units(ACTOR, Layout(1), 0)), EMUSet(units(ACTOR, Layout(1), 0, 1))
     size = stored_bytes(start, SCHEMAS)[0]
-    dag = connect(start, goal, SCHEMAS, {1: size + 64}, buffer_bytes=64)
+    dag = connect(start, goal, SCHEMAS, Budget({1: size + 64}, buffer_bytes=64))
     assert fit(dag, SCHEMAS, {1: size + 64}, buffer_bytes=64)[1] == size + 64
     with pytest.raises(InfeasibleError, match="device 1 is 1 bytes short"):
-        connect(start, goal, SCHEMAS, {1: size + 63}, buffer_bytes=64)
+        connect(start, goal, SCHEMAS, Budget({1: size + 63}, buffer_bytes=64))
 
 
 def test_a_replica_stays_to_be_read_where_memory_forces_the_units_in_place_out() -> None:
     """Old and new shards do not fit side by side on devices 0 and 1, and another model-stage wants device 2."""
     start = expand(plan(assign(ROLLOUT, Layout(1), 0, 1, 2), assign(REWARD, Layout(1), 3)))
     goal = expand(plan(assign(ROLLOUT, Layout(2), 0, 1), assign(REWARD, Layout(1), 2, 3)))
-    dag = connect(start, goal, SCHEMAS, full(start, goal))
+    dag = connect(start, goal, SCHEMAS, Budget(full(start, goal)))
     (extend,) = [s for s in dag.primitives if isinstance(s, Extend) and s.model_stage == ROLLOUT]
     assert [unit.devices for unit in extend.sources] == [(2,)]
     world = filled(start, SCHEMAS)
@@ -370,7 +375,7 @@ def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
     """No room for old and new side by side: each place is cleared and built from the other one's unit."""
     start = EMUSet(units(ACTOR, Layout(2), *range(4)))
     goal = EMUSet(units(ACTOR, Layout(1, 2), *range(4)))
-    dag = connect(start, goal, SCHEMAS, full(start, goal))
+    dag = connect(start, goal, SCHEMAS, Budget(full(start, goal)))
     assert dag.span_bytes == 2 * max(stored_bytes(goal, SCHEMAS).values())
     assert dag.certified  # the last to leave does so after the first has been built
     world = filled(start, SCHEMAS)
@@ -380,14 +385,13 @@ def test_what_left_before_it_could_be_read_is_received_in_full() -> None:
 
 def test_a_device_without_a_node_is_alone_on_its_own() -> None:
     start, goal = EMUSet(units(ACTOR, Layout(1), 0)), EMUSet(units(ACTOR, Layout(1), 0, 1))
-    links = {"intra": Link(4e9, 0.0), "inter": Link(1e9, 0.0)}
     size = full_bytes(SCHEMAS[ACTOR])
     spans = [
-        connect(start, goal, SCHEMAS, {}, None, nodes, links).span_bytes for nodes in ({0: 0, 1: 0}, {0: 0}, {7: 0})
+        connect(start, goal, SCHEMAS, site=Site(nodes, far=4.0)).span_bytes for nodes in ({0: 0, 1: 0}, {0: 0}, {7: 0})
     ]
     assert spans == [size, 4 * size, 4 * size]
 
 
 def test_a_model_stage_that_keeps_nothing_names_it() -> None:
     with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
-        connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()}, {})
+        connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()})

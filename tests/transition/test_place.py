@@ -16,6 +16,7 @@ from nereus.core import EMU, EMUSet, Layout, StateSchema, expand
 from nereus.transition import place
 from nereus.transition.keep import keep
 from nereus.transition.rows import ByDevice, looked_up
+from nereus.transition.site import Site
 from tests.oracles.cut import lacks_bytes
 from tests.support.models import ACTOR, assign, decoder, even, plan, units
 from tests.support.pairs import random_plan
@@ -70,7 +71,7 @@ def test_positions_stay_on_the_node_that_the_plan_gave_them() -> None:
     start = EMUSet(units(ACTOR, Layout(8), *range(8)))
     wanted = plan(assign(ACTOR, Layout(4), *range(8)))
     nodes = {device: device // 4 for device in range(8)}
-    goal = place(start, wanted, {ACTOR: even()}, nodes)
+    goal = place(start, wanted, {ACTOR: even()}, Site(nodes))
     assert [{nodes[device] for device in unit.devices} for unit in goal] == [{0}, {1}]
     mixed = place(start, wanted, {ACTOR: even()})
     assert moved(start, mixed, even()) < moved(start, goal, even())
@@ -80,7 +81,7 @@ def test_nodes_change_places_whole_when_less_moves() -> None:
     """Two replicas of eight-way TP over two nodes become one over four: nothing has to cross a node."""
     nodes = {device: device // 8 for device in range(32)}
     start = EMUSet(units(ACTOR, Layout(8, 2), *range(32)))
-    (goal,) = place(start, plan(assign(ACTOR, Layout(8, 4), *range(32))), {ACTOR: even()}, nodes)
+    (goal,) = place(start, plan(assign(ACTOR, Layout(8, 4), *range(32))), {ACTOR: even()}, Site(nodes))
     assert moved(start, EMUSet((goal,)), even()) == 0
     runs = [goal.devices[i : i + 8] for i in range(0, 32, 8)]
     assert all(len({nodes[device] for device in run}) == 1 for run in runs)
@@ -91,7 +92,7 @@ def test_nodes_of_different_kinds_do_not_change_places() -> None:
     kinds = {device: "slow" if device < 16 else "fast" for device in nodes}
     start = EMUSet(units(ACTOR, Layout(8, 2), *range(32)))
     wanted = plan(assign(ACTOR, Layout(8, 4), *range(32)))
-    (goal,) = place(start, wanted, {ACTOR: even()}, nodes, kinds)
+    (goal,) = place(start, wanted, {ACTOR: even()}, Site(nodes, kinds))
     assert {kinds[device] for device in goal.devices[:16]} == {"slow"}
     assert moved(start, EMUSet((goal,)), even()) > 0
 
@@ -105,7 +106,7 @@ def test_as_good_as_trying_every_order_of_nodes_and_every_order_within_them(seed
     second = random_plan(rng, {ACTOR: schema}, range(6), first)
     start, layout = expand(first), second.assignments[0].candidate.layout
     pool = [device for unit in second.assignments[0].units for device in unit]
-    found = place(start, second, {ACTOR: schema}, nodes)
+    found = place(start, second, {ACTOR: schema}, Site(nodes))
     together = Counter(frozenset(places) for places in _on_nodes(pool, nodes).values())
     kept = {unit.devices for unit in found} & {unit.devices for unit in start}
     dealt = [device for unit in found for device in unit.devices]
@@ -176,7 +177,7 @@ def test_far_numbers_and_devices_without_a_node_are_placed_like_near_ones() -> N
     start = EMUSet(units(ACTOR, Layout(4), *range(16)))
     wanted = [plan(assign(ACTOR, Layout(2, 4), *(name[d] for d in range(16)))) for name in ({d: d for d in far}, far)]
     nodes = {device: device // 4 for device in range(12)}  # the last four are each on a node of their own
-    near = place(start, wanted[0], {ACTOR: even()}, nodes)
+    near = place(start, wanted[0], {ACTOR: even()}, Site(nodes))
     moved_away = EMUSet(tuple(EMU(ACTOR, u.layout, tuple(far[d] for d in u.devices)) for u in start))
-    again = place(moved_away, wanted[1], {ACTOR: even()}, {far[device]: node for device, node in nodes.items()})
+    again = place(moved_away, wanted[1], {ACTOR: even()}, Site({far[device]: node for device, node in nodes.items()}))
     assert [unit.devices for unit in again] == [tuple(far[d] for d in unit.devices) for unit in near]

@@ -12,14 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from nereus.core import EMUSet, InfeasibleError, Link, TransitionDAG
+from nereus.core import EMUSet, InfeasibleError, TransitionDAG
 from nereus.transition import connect
+from nereus.transition.budget import Budget
 from nereus.transition.decompose import LocalDAG
-from nereus.transition.holders import Site
 from nereus.transition.minimum import EXPANDED, _most
 from nereus.transition.room import Room
 from nereus.transition.run import Run
 from nereus.transition.schedule import RULES, Memory, schedule
+from nereus.transition.site import Site
 from nereus.transition.totals import highest, totals
 from tests.oracles.shortest_orders import shortest_bytes
 from tests.transition.test_order import SCHEMAS, random_case
@@ -54,10 +55,9 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
         module = import_module("nereus.transition.compile")
         patch.setattr(module, "schedule", checked)
         patch.setattr(module, "fold", lambda *_: ())  # all in one order
-        links = {"intra": Link(far * 1e9, 0.0), "inter": Link(1e9, 0.0)}
         nodes = {device: device // 2 for unit in (*start, *goal) for device in unit.devices}
         try:
-            dag = connect(start, goal, SCHEMAS, capacity if limited else {}, None, nodes, links)
+            dag = connect(start, goal, SCHEMAS, Budget(capacity if limited else {}), Site(nodes, far=far))
         except InfeasibleError:
             assert not found
             return
@@ -69,7 +69,7 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
 def test_each_rule_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
     """By seed: patient, longest first, fresh, eager, eager by what is lost, early, early by what is lost."""
     start, goal, capacity = random_case(seed)
-    assert connect(start, goal, SCHEMAS, capacity).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
+    assert connect(start, goal, SCHEMAS, Budget(capacity)).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
 
 
 entries = st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=30)

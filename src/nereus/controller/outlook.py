@@ -36,8 +36,10 @@ from nereus.cost.step import StepModel
 from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
 from nereus.planning.search import search
+from nereus.transition.budget import Budget
 from nereus.transition.compile import compile, connect
 from nereus.transition.estimate import estimate as estimate_transition
+from nereus.transition.site import Site
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,12 @@ class Outlook:
         return StepModel(self.workflow, self.workload, self.cluster, self.calibration)
 
     @cached_property
-    def _capacity(self) -> dict[int, int]:
-        return self._problem(None).capacity()
+    def _budget(self) -> Budget:
+        return Budget(self._problem(None).capacity(), host_bytes=self.cluster.host_bytes())
 
     @cached_property
-    def _node_of(self) -> dict[int, int]:
-        return {device.id: device.node for device in self.cluster.devices}
-
-    @cached_property
-    def _host_bytes(self) -> dict[int, int]:
-        return self.cluster.host_bytes()
+    def _site(self) -> Site:
+        return Site.of(self.cluster)
 
     def estimate(self, plan: Plan) -> Estimate:
         """The predicted step of a plan."""
@@ -120,20 +118,18 @@ class Outlook:
 
     def _proposal(self, state: ControllerState, plan: Plan, baseline: Plan) -> Proposal:
         """The plan with its positions dealt so that least moves. Raises InfeasibleError when no way leads there."""
-        pool, capacity, node_of, host = self.cluster, self._capacity, self._node_of, self._host_bytes
-        kind_of = {device.id: device.kind for device in pool.devices} if len(pool.kinds) > 1 else None
-        dag = compile(state.units, plan, self.schemas, capacity, None, node_of, kind_of, pool.links, host)
+        dag = compile(state.units, plan, self.schemas, self._budget, self._site)
         placed = settled(plan, dag.goal)
         if misfit(self._problem(baseline), self.model, placed) is not None:
             # Dealt to move least, positions that the plan had kept apart have met on one device.
-            dag = connect(state.units, expand(plan), self.schemas, capacity, None, node_of, pool.links, host)
+            dag = connect(state.units, expand(plan), self.schemas, self._budget, self._site)
             placed = settled(plan, dag.goal)
         return Proposal(
             plan=placed,
             units=dag.goal,
             dag=dag,
             estimate=self.estimate(placed),
-            transition=estimate_transition(dag, self.schemas, pool, self.calibration),
+            transition=estimate_transition(dag, self.schemas, self.cluster, self.calibration),
             saving_s=self._saving_s(baseline, placed),
         )
 

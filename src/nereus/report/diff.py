@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nereus.controller.changes import changes
@@ -30,11 +30,13 @@ from nereus.cost.state import schemas
 from nereus.planning.judge import misfit
 from nereus.planning.problem import Problem
 from nereus.report import devices
+from nereus.transition.budget import Budget
 from nereus.transition.compile import connect
 from nereus.transition.estimate import estimate
 from nereus.transition.fit import peak_bytes, stored_bytes
 from nereus.transition.minimum import composed_bytes, minimum_bytes
 from nereus.transition.place import place
+from nereus.transition.site import Site
 from nereus.transition.timeline import Load, Loads, critical_path, timeline
 
 SCHEMA = 1
@@ -269,9 +271,8 @@ def diff(asked: Asked) -> Diff:
 
 def _way(asked: Asked, start: EMUSet, held: Mapping[ModelStage, StateSchema]) -> TransitionDAG:
     """The transition; positions are dealt so that least moves."""
-    node_of = {device.id: device.node for device in asked.problem.cluster.devices}
-    kind_of = {device.id: device.kind for device in asked.problem.cluster.devices}
-    goal = place(start, asked.after, held, None if asked.across else node_of, kind_of)
+    site = Site.of(asked.problem.cluster)
+    goal = place(start, asked.after, held, replace(site, node_of={}) if asked.across else site)
     return _connected(asked, start, goal, held)
 
 
@@ -279,15 +280,14 @@ def _connected(asked: Asked, start: EMUSet, goal: EMUSet, held: Mapping[ModelSta
     """The transition to settled positions; when memory allows none, the error says what capacity would."""
     problem = asked.problem
     usable = problem.capacity()
-    node_of = {device.id: device.node for device in problem.cluster.devices}
+    site = Site.of(problem.cluster)
     host_bytes = problem.cluster.host_bytes()
     if asked.host_bytes is not None:
-        host_bytes = dict.fromkeys(node_of.values(), asked.host_bytes)
+        host_bytes = dict.fromkeys(site.node_of.values(), asked.host_bytes)
     more, reason = dict(usable), ""
     for _ in range(TRIES):
         try:
-            links = problem.cluster.links
-            dag = connect(start, goal, held, more, node_of=node_of, links=links, host_bytes=host_bytes)
+            dag = connect(start, goal, held, Budget(more, host_bytes=host_bytes), site)
         except InfeasibleError as error:
             if not error.short_bytes:  # not for want of memory
                 raise

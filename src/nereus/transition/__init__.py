@@ -1,5 +1,6 @@
 """Units now and a target → placed goal, primitives, schedule, memory check, routes, estimate. Pure."""
 
+from nereus.transition.budget import Budget
 from nereus.transition.compile import compile, connect
 from nereus.transition.composed import compose
 from nereus.transition.decompose import LocalDAG, decompose
@@ -20,13 +21,16 @@ from nereus.transition.routes import (
     source_units,
 )
 from nereus.transition.schedule import BlockedError, schedule
+from nereus.transition.site import Site
 from nereus.transition.timeline import Load, Loads, Span, critical_path, timeline
 
 __all__ = [
     "BlockedError",
+    "Budget",
     "Load",
     "Loads",
     "LocalDAG",
+    "Site",
     "Span",
     "alias_source",
     "aliased",

@@ -7,9 +7,9 @@ from math import ceil, log, log1p, log2, pow
 
 from nereus.transition.decompose import LocalDAG
 from nereus.transition.demand import Stage, stages_of
-from nereus.transition.holders import Site
 from nereus.transition.occupancy import occupied_bytes
 from nereus.transition.releasing import released_bytes
+from nereus.transition.site import Site
 
 
 def bound_bytes(

@@ -10,7 +10,6 @@ from nereus.core import (
     EMUSet,
     InfeasibleError,
     Layout,
-    Link,
     Lot,
     ModelStage,
     Plan,
@@ -18,14 +17,15 @@ from nereus.core import (
     TransitionDAG,
 )
 from nereus.transition.bound import bound_bytes
+from nereus.transition.budget import Budget
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import check, stored_bytes
 from nereus.transition.fold import Alike, Space, fold
-from nereus.transition.holders import Site
 from nereus.transition.place import place
 from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
+from nereus.transition.site import Site
 
 SMALL_GROUPS, TRIED_WHOLE, FEW_LAST, SMALL_UNITS = 600, 100, 3, 4096
 """What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups, beyond the
@@ -37,44 +37,31 @@ def compile(
     start: EMUSet,
     plan: Plan,
     schemas: Mapping[ModelStage, StateSchema],
-    capacity: Mapping[int, int],
-    other_bytes: Mapping[int, int] | None = None,
-    node_of: Mapping[int, int] | None = None,
-    kind_of: Mapping[int, str] | None = None,
-    links: Mapping[str, Link] | None = None,
-    host_bytes: Mapping[int, int] | None = None,
-    buffer_bytes: int = 0,
+    budget: Budget | None = None,
+    site: Site | None = None,
 ) -> TransitionDAG:
     """The transition from `start` to `plan`, as `connect` makes it, with positions dealt so that least moves."""
-    goal = place(start, plan, schemas, node_of, kind_of)
-    return connect(start, goal, schemas, capacity, other_bytes, node_of, links, host_bytes, buffer_bytes)
+    return connect(start, place(start, plan, schemas, site), schemas, budget, site)
 
 
 def connect(
     start: EMUSet,
     goal: EMUSet,
     schemas: Mapping[ModelStage, StateSchema],
-    capacity: Mapping[int, int],
-    other_bytes: Mapping[int, int] | None = None,
-    node_of: Mapping[int, int] | None = None,
-    links: Mapping[str, Link] | None = None,
-    host_bytes: Mapping[int, int] | None = None,
-    buffer_bytes: int = 0,
+    budget: Budget | None = None,
+    site: Site | None = None,
 ) -> TransitionDAG:
-    """The transition between two sets of units whose positions are settled.
+    """The transition between two sets of units whose positions are settled. No budget: memory has no limit.
 
-    Memory on devices is `capacity` less `other_bytes`; a device that `capacity` leaves out has no limit, and
-    `buffer_bytes` must be free on each that receives. `host_bytes` is what each node has for staging; None: nothing is
-    staged, and neither is it where another order exists. `links` say how much slower nodes reach each other than
-    themselves. Raises InfeasibleError when no order of the steps fits.
+    Raises InfeasibleError when no order of the steps fits.
     """
+    budget, site = budget or Budget(), site or Site()
     model_stages = sorted({*start.model_stages, *goal.model_stages}, key=lambda ms: ms.sort_key)
     changed = [ms for ms in model_stages if start.blocks(ms) != goal.blocks(ms)]
-    site = Site(node_of or {}, _far(links))
-    used = stored_bytes(start, schemas, other_bytes) if capacity else {}
-    memory = Memory(used, capacity, other_bytes or {}, buffer_bytes)
+    used = stored_bytes(start, schemas, budget.other_bytes) if budget.capacity else {}
+    memory = Memory(used, budget.capacity, budget.other_bytes, budget.buffer_bytes)
     if changed and all(start.blocks(ms) and goal.blocks(ms) for ms in changed):
-        space = Space(used, capacity, buffer_bytes, site.node_of)
+        space = Space(used, budget.capacity, budget.buffer_bytes, site.node_of)
         parts = fold(start, goal, changed, schemas, space)
         if sum(len(part.devices) for part in parts) > 1:
             try:
@@ -83,7 +70,7 @@ def connect(
                 pass
             else:
                 return dag if dag.certified else _shorter(dag, changed, schemas, memory, site)
-    return _whole(start, goal, changed, schemas, memory, site, host_bytes or {})
+    return _whole(start, goal, changed, schemas, memory, site, budget.host_bytes)
 
 
 def _of_parts(
@@ -266,10 +253,3 @@ def _uncrowded(
             local = decompose(*units, schemas[ms], crowded, site.node_of, local.sub, local.elsewhere)
         found.append(local)
     return found
-
-
-def _far(links: Mapping[str, Link] | None) -> float:
-    """How many times longer a byte takes between nodes than inside one."""
-    if not links or "intra" not in links or "inter" not in links:
-        return 1.0
-    return max(1.0, links["intra"].bytes_per_s / links["inter"].bytes_per_s)

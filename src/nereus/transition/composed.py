@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from nereus.core import EMU, Assignment, EMUSet, Layout, ModelStage, Plan, StateSchema, TransitionDAG
+from nereus.transition.budget import Budget
 from nereus.transition.classes import layouts_of
 from nereus.transition.compile import connect
 from nereus.transition.steps import labels, positions
@@ -20,13 +21,12 @@ def compose(
     start: EMUSet,
     plan: Plan,
     schemas: Mapping[ModelStage, StateSchema],
-    capacity: Mapping[int, int],
-    other_bytes: Mapping[int, int] | None = None,
+    budget: Budget | None = None,
 ) -> tuple[TransitionDAG, TransitionDAG, TransitionDAG]:
     """Three transitions to be executed one after another: to T_sub units, to as many as are needed, to `plan`.
 
     T_sub units whose devices the plan names for their model-stage are kept where they are. Raises InfeasibleError when
-    the T_sub units do not fit in `capacity` less `other_bytes`.
+    the T_sub units do not fit in the memory of `budget`.
     """
     split: list[EMU] = []
     needed: list[EMU] = []
@@ -37,7 +37,7 @@ def compose(
         needed.extend(whole)
         goal.extend(target)
     ends = (start, EMUSet(tuple(split)), EMUSet(tuple(needed)), EMUSet(tuple(goal)))
-    first, second, third = (connect(before, after, schemas, capacity, other_bytes) for before, after in pairwise(ends))
+    first, second, third = (connect(before, after, schemas, budget) for before, after in pairwise(ends))
     return first, second, third
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from nereus.core import EMU
 from nereus.transition.decompose import Build, LocalDAG
-from nereus.transition.nodes import node_at, nodes_at
+from nereus.transition.site import Site
 
 
 @dataclass(slots=True, eq=False)
@@ -26,33 +26,14 @@ class Holder:
     """Whether it is among those believed to be free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Nodes of devices; what crosses nodes takes `far` times as long. No device has one: all are near."""
-
-    node_of: Mapping[int, int] = field(default_factory=dict)
-    far: float = 1.0
-
-    def node(self, unit: EMU) -> int:
-        """Where its first device is."""
-        return node_at(unit.devices[0], self.node_of) if self.node_of else -1
-
-    def cross(self, units: Iterable[EMU]) -> bool:
-        """Whether units lie on more than one node."""
-        return len(self.nodes(units)) > 1
-
-    def nodes(self, units: Iterable[EMU]) -> set[int]:
-        """The nodes on which some units lie."""
-        return nodes_at((device for unit in units for device in unit.devices), self.node_of) if self.node_of else {-1}
-
-    def duration(self, build: Build, sources: tuple[Holder, ...]) -> float:
-        """Bytes that the busiest device sends or receives, `far` times as many where nodes are crossed."""
-        sending = sum(len(holder.unit.devices) for holder in sources)
-        busiest = max(build.received_bytes, build.moved_bytes / sending)
-        if self.far > 1 and busiest:
-            units = (*build.goals, *(holder.unit for holder in sources))
-            return busiest * self.far if self.cross(units) else busiest
-        return busiest
+def duration(build: Build, sources: tuple[Holder, ...], site: Site) -> float:
+    """Bytes that the busiest device sends or receives, `site.far` times as many where nodes are crossed."""
+    sending = sum(len(holder.unit.devices) for holder in sources)
+    busiest = max(build.received_bytes, build.moved_bytes / sending)
+    if site.far > 1 and busiest:
+        units = (*build.goals, *(holder.unit for holder in sources))
+        return busiest * site.far if site.cross(units) else busiest
+    return busiest
 
 
 class Part:

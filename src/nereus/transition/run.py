@@ -15,11 +15,12 @@ from math import inf
 
 from nereus.core import EMU, Layout
 from nereus.transition.decompose import Build, LocalDAG
-from nereus.transition.holders import Holder, Part, Site
+from nereus.transition.holders import Holder, Part, duration
 from nereus.transition.leaving import Leaving
 from nereus.transition.progress import Progress
 from nereus.transition.room import Room, Step
 from nereus.transition.rule import Rule
+from nereus.transition.site import Site
 from nereus.transition.waiting import Waiting
 
 
@@ -222,7 +223,7 @@ class Run:
         self._room.acquire(step, self.steps)
         self.order.append(step)
         self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
-        end = self.span_bytes + self.site.duration(build, sources)
+        end = self.span_bytes + duration(build, sources, self.site)
         self.late |= end >= self._limit_bytes
         part.announce(build, sources, self.span_bytes, end)
         heappush(self._running, (end, build.index, build))

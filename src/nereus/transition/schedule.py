@@ -21,10 +21,10 @@ from nereus.core import (
 )
 from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import Build, LocalDAG
-from nereus.transition.holders import Site
 from nereus.transition.room import Room, Step
 from nereus.transition.rule import Rule
 from nereus.transition.run import Run, Stuck
+from nereus.transition.site import Site
 from nereus.transition.steps import primitives
 
 RULES = (
