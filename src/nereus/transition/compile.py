@@ -27,10 +27,11 @@ from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, 
 from nereus.transition.search import search
 from nereus.transition.site import Site
 
-SMALL_GROUPS, TRIED_WHOLE, FEW_LAST, SMALL_UNITS = 600, 100, 3, 4096
+SMALL_GROUPS, TRIED_WHOLE, SMALL_UNITS = 600, 100, 4096
 """What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups, beyond the
-second by one rule alone; if up to so many parts end last, which others may then help; and if up to so many units leave
-or come."""
+second by one rule alone; and if up to so many units leave or come."""
+LONG_GROUPS, MUCH_IDLE = 5, 2.0
+"""And if the parts that end last have so many groups, and the others' devices are idle for so much longer."""
 
 
 def compile(
@@ -122,9 +123,8 @@ def _shorter(
 ) -> TransitionDAG:
     """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
     groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
-    last = sum(len(lot.copies) for lot in dag.lots if lot.dag.span_bytes >= dag.span_bytes)
     units = sum(len(block.devices) for ms in changed for ends in (dag.start, dag.goal) for block in ends.blocks(ms))
-    if groups > SMALL_GROUPS or units > SMALL_UNITS or last > FEW_LAST or last == sum(map(_copies, dag.lots)):
+    if groups > SMALL_GROUPS or units > SMALL_UNITS or not _unequal(dag):
         return dag
     aim = Aim(dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0, dag.span_bytes)
     start, goal = dag.start, dag.goal
@@ -135,8 +135,12 @@ def _shorter(
         return dag
 
 
-def _copies(lot: Lot) -> int:
-    return len(lot.copies)
+def _unequal(dag: TransitionDAG) -> bool:
+    """Whether parts that end last have a lot to do, and others little, so that these may help."""
+    last = [lot for lot in dag.lots if lot.dag.span_bytes >= dag.span_bytes]
+    busy = dag.span_bytes * sum(len(lot.copies) * len(lot.copies[0]) for lot in last)
+    idle = sum((dag.span_bytes - lot.dag.span_bytes) * len(lot.copies) * len(lot.copies[0]) for lot in dag.lots)
+    return idle >= MUCH_IDLE * busy and any(len(lot.dag.groups) >= LONG_GROUPS for lot in last)
 
 
 def _work(entry: tuple[Alike, Sequence[LocalDAG]]) -> int:
