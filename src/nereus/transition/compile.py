@@ -27,11 +27,13 @@ from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, 
 from nereus.transition.search import search
 from nereus.transition.site import Site
 
-SMALL_GROUPS, TRIED_WHOLE, SMALL_UNITS = 600, 100, 4096
-"""What the parts end above the bound is ordered in one piece as well if it has up to so many commit groups, beyond the
-second by one rule alone; and if up to so many units leave or come."""
+TRIED_WHOLE = 100
+"""What the parts end above the bound is ordered in one piece as well; beyond so many commit groups, by one rule alone.
+"""
+SMALL, LARGE = (32, 256), (600, 4096)
+"""Commit groups, and units that go or come: always up to the first; up to the others where that may well be shorter."""
 LONG_GROUPS, MUCH_IDLE = 5, 2.0
-"""And if the parts that end last have so many groups, and the others' devices are idle for so much longer."""
+"""It may where parts that end last have so many groups, and the others' devices are idle for so much longer."""
 
 
 def compile(
@@ -124,7 +126,8 @@ def _shorter(
     """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
     groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
     units = sum(len(block.devices) for ms in changed for ends in (dag.start, dag.goal) for block in ends.blocks(ms))
-    if groups > SMALL_GROUPS or units > SMALL_UNITS or not _unequal(dag):
+    limits = LARGE if _unequal(dag) else SMALL
+    if groups > limits[0] or units > limits[1]:
         return dag
     aim = Aim(dag.bound_bytes, 0.0, None if groups <= TRIED_WHOLE else 0, dag.span_bytes)
     start, goal = dag.start, dag.goal
