@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -183,6 +185,63 @@ def test_a_card_of_another_host_or_process_is_refused(part: str, with_what: obje
 
 def test_no_card_is_no_neighbour() -> None:
     assert find(bytes(CARD_BYTES)) is None
+
+
+@pytest.fixture
+def permits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[str | None, int], list[tuple[int, ...]]]]:
+    """What a process asks of the kernel under a scope of Yama's (None: there is no Yama), as the child of a process."""
+
+    def asked(scope: str | None, parent: int) -> list[tuple[int, ...]]:
+        calls: list[tuple[int, ...]] = []
+
+        def prctl(option: int, *numbers: ctypes.c_ulong) -> int:
+            assert all(isinstance(number, ctypes.c_ulong) for number in numbers), "an int would be cut to 32 bits"
+            calls.append((option, *(number.value for number in numbers)))
+            return -1  # as of a kernel that does not know it
+
+        file = tmp_path / "ptrace_scope"
+        if scope is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(scope)
+        with monkeypatch.context() as patched:
+            patched.setattr(attach, "_YAMA", file)
+            patched.setattr(os, "getppid", lambda: parent)
+            patched.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(prctl=prctl))
+            attach._permit.cache_clear()
+            first, again = card(), card()
+        assert first == again
+        assert find(first) is not None
+        return calls
+
+    yield asked
+    attach._permit.cache_clear()
+
+
+def test_under_yamas_scope_1_a_process_permits_its_parent_and_so_its_siblings_once(
+    permits: Callable[[str | None, int], list[tuple[int, ...]]],
+) -> None:
+    """PR_SET_PTRACER names a process; it and all that descend from it may then read (kernel's Yama documentation)."""
+    assert permits("1\n", 4242) == [(0x59616D61, 4242, 0, 0, 0)]
+
+
+@pytest.mark.parametrize(("scope", "parent"), [(None, 4242), ("0\n", 4242), ("2\n", 4242), ("3\n", 4242), ("1\n", 1)])
+def test_elsewhere_nothing_is_asked_nor_for_the_children_of_process_1(
+    permits: Callable[[str | None, int], list[tuple[int, ...]]], scope: str | None, parent: int
+) -> None:
+    """Scope 0 needs nothing, 2 and 3 give nothing, and the children of process 1 are everybody."""
+    assert permits(scope, parent) == []
+
+
+def test_a_fork_asks_again_as_its_permission_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    attach._permit()
+    assert attach._permit.cache_info().currsize == 1
+    monkeypatch.setattr(attach, "_mark", attach._mark.copy())
+    attach._renew()
+    assert attach._permit.cache_info().currsize == 0
+    assert not attach._mark.any()
 
 
 OTHER = """
