@@ -91,6 +91,33 @@ def test_pairs_that_read_and_pairs_that_send_go_together() -> None:
     assert found == {0: {1}, 1: {0}, 2: set()}
 
 
+@pytest.mark.parametrize(("refuses", "opens"), [({}, True), ({2: False}, True), ({2: False}, False), ({}, False)])
+def test_who_has_met_its_peers_has_staging_memory_for_what_is_sent_alone(
+    refuses: Mapping[int, bool], opens: bool
+) -> None:
+    """Twice with one exchange: rank 0 sends columns to both others, which takes staging memory unless it is read."""
+    columns = torch.arange(64 * 512.0).view(64, 512)[:, 256:]
+    staged: dict[int, set[int]] = {rank: set() for rank in range(3)}
+
+    def act(transport: Torch) -> None:
+        room = torch.zeros(64, 512)[:, 256:]
+        part = Part(room if transport.rank else columns, torch.float32)
+        sides = ({}, {0: [part]}) if transport.rank else ({1: [part], 2: [part]}, {})
+        exchange = Exchange(transport, *sides, 1 << 20, 1 << 20, _raise)
+        for _ in range(2):
+            room.zero_()
+            if opens:
+                exchange.open()
+            staged[transport.rank].add(sum(buffer.numel() for buffer in exchange.allocate()))
+            exchange.run(lambda: None)
+            assert torch.equal(room if transport.rank else columns, columns)
+
+    on_threads(3, act, refuses)
+    reads = {rank for rank in (1, 2) if opens and refuses.get(rank, True)}
+    expected = {0: 2 - len(reads), 1: int(1 not in reads), 2: int(2 not in reads)}
+    assert staged == {rank: {copies * columns.numel() * 4} for rank, copies in expected.items()}
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, None])
 def test_where_the_kernel_refuses_or_reads_less_everything_is_sent(
     monkeypatch: pytest.MonkeyPatch, number: int | None

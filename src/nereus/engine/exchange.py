@@ -57,19 +57,27 @@ class Exchange:
         self._transport = transport
         self._note = note
         self._direct = Direct(transport, sends, receives, max(limit, bucket_bytes), note)
-        self._rounds = rounds(sends, receives, limit)
-        staged = [self._staged_bytes(one) for one in self._rounds]
-        self._sizes = tuple([each[side] for each in staged] for side in (0, 1))
-        self._bucket_bytes = bucket_bytes
-        views = [part.view for parts in (*sends.values(), *receives.values()) for part in parts]
-        self._pinned = transport.device.type == "cpu" and any(view.is_cuda for view in views)
+        self._sends, self._receives = sends, receives
+        self._limit, self._bucket_bytes = limit, bucket_bytes
+        self._opened = False
+        self._rounds: list[Round] = []
+        self._left_out: tuple[frozenset[int], frozenset[int]] | None = None
+        """Ranks whose sends and receives are in no round; None before there are rounds."""
         self._rings: tuple[Ring, ...] = ()
 
+    def open(self) -> None:
+        """Meet the peers of the next run: what is read needs no rounds, and no staging buffers."""
+        self._direct.open()
+        self._opened = True
+
     def allocate(self) -> tuple[torch.Tensor, ...]:
-        """The staging buffers, which the next run lets go of; where memory is read they stay untouched."""
+        """The staging buffers, which the next run lets go of; for every pair where the peers have not been met."""
         if not self._rings:
+            self._list()
+            staged = [self._staged_bytes(one) for one in self._rounds]
+            pinned = self._transport.device.type == "cpu" and any(view.is_cuda for view in self._views())
             device, most = self._transport.device, self._bucket_bytes
-            self._rings = tuple(Ring(sizes, most, device, self._pinned) for sizes in self._sizes)
+            self._rings = tuple(Ring([each[side] for each in staged], most, device, pinned) for side in (0, 1))
         return (*(ring.buffer for ring in self._rings), self._direct.allocate())
 
     def run(self, meanwhile: Callable[[], None]) -> None:
@@ -79,17 +87,30 @@ class Exchange:
             with beside(self._transport.device, self._used(), lambda: self._transport.left_s):
                 self._run(meanwhile)
         finally:
-            self._rings = ()
+            self._opened, self._rings = False, ()
             self._direct.release()
 
-    def _used(self) -> Iterator[torch.Tensor]:
-        """What is read and written."""
-        yield from self.allocate()
+    def _list(self) -> None:
+        """The rounds, without the pairs that are known to read."""
+        left_out = (self._direct.read_by, self._direct.read_from) if self._opened else (frozenset[int](), frozenset())
+        if self._left_out != left_out:
+            sides = zip((self._sends, self._receives), left_out, strict=True)
+            sends, receives = ({rank: side[rank] for rank in side if rank not in out} for side, out in sides)
+            self._rounds, self._left_out = rounds(sends, receives, self._limit), left_out
+
+    def _views(self) -> Iterator[torch.Tensor]:
+        """What the rounds read and write."""
         for one in self._rounds:
             yield from (part.view for _, message in (*one.sends, *one.receives) for part in message.parts)
 
+    def _used(self) -> Iterator[torch.Tensor]:
+        """What is read and written, the staging buffers too."""
+        yield from self.allocate()
+        yield from self._views()
+
     def _run(self, meanwhile: Callable[[], None]) -> None:
-        self._direct.open()
+        if not self._opened:
+            self.open()
         under_way: deque[_Open] = deque()
         waiting: Callable[[], None] | None = partial(self._local, meanwhile)
         for one in self._sent():

@@ -45,6 +45,7 @@ class Prepared:
         if self.exchange is None:
             self._copy()
             return self.traffic
+        self.exchange.open()
         with self.ledger.hold("buckets", *self.exchange.allocate()):
             self.exchange.run(self._copy)
         return self.traffic
