@@ -40,14 +40,14 @@ def _steps(
         if any(other != unit and other.model_stage == unit.model_stage for other in state):
             yield state - {unit}
     for unit in last - state:
-        group = _together(unit, state, first, last)
-        if any(other.model_stage == unit.model_stage for other in state) and _fits(
+        group = together(unit, state, first, last)
+        if any(other.model_stage == unit.model_stage for other in state) and fits(
             state - last, state & last, group, schemas, capacity
         ):
             yield state | group
 
 
-def _together(unit: EMU, state: State, first: State, last: State) -> State:
+def together(unit: EMU, state: State, first: State, last: State) -> State:
     """The goal units that commit with `unit`."""
     ms = unit.model_stage
     layouts = {other.layout for other in first | last if other.model_stage == ms}
@@ -66,7 +66,7 @@ def _together(unit: EMU, state: State, first: State, last: State) -> State:
     return frozenset(group)
 
 
-def _fits(
+def fits(
     old: State, built: State, group: State, schemas: Mapping[ModelStage, StateSchema], capacity: Mapping[int, int]
 ) -> bool:
     """Whether the devices of `group` hold it beside the units that go, `old`, and those that stay, `built`."""

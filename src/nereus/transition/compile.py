@@ -26,6 +26,7 @@ from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 from nereus.transition.site import Site
+from nereus.transition.sparing import led, spared
 
 TRIED_WHOLE = 100
 """What the parts end above the bound is ordered in one piece as well; beyond so many commit groups, by one rule alone.
@@ -192,12 +193,9 @@ def _whole(
     """All parts in one order. Raises InfeasibleError when no order fits."""
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
-        return _ordered(start, goal, locals_, schemas, memory, site)
+        return spared(_ordered(start, goal, locals_, schemas, memory, site), locals_, schemas, memory, site)
     except BlockedError as blocked:
-        dag = _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes)
-    if memory.capacity:
-        check(dag, memory.used, memory.capacity, memory.buffer_bytes)
-    return dag
+        return _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes)
 
 
 def _searched(
@@ -217,14 +215,7 @@ def _searched(
         tried = "every order of the steps was tried" if found.proved else "no order was found in the tries allowed"
         staged = "staging in host memory included" if host_bytes else "no host memory to stage in was given"
         raise InfeasibleError(f"{blocked}; {tried}, {staged}", blocked.short_bytes) from None
-    unread = set(found.lead.unread)
-    again = [
-        decompose(ends[0].of(ms), ends[1].of(ms), schemas[ms], unread, site.node_of)
-        for ms in (local.model_stage for local in locals_)
-    ]
-    waited_for = {} if found.lead.offloaded else memory.capacity  # what is staged waits for no copy
-    aim = Aim(bound_bytes(locals_, memory.used, waited_for, site))
-    return schedule(*ends, [again], memory, site, found.lead, aim)
+    return led(*ends, found.lead, locals_, schemas, memory, site)
 
 
 def _uncrowded(

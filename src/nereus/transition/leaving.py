@@ -88,7 +88,7 @@ class Leaving:
         for holder in dict.fromkeys(h for device in short for h in self.on(device)):
             part = self._run.of(holder)
             if part.alive > 1 and left[id(part)] > 0:
-                releases = self._releases(holder, drop=True)
+                releases = self.releases(holder, drop=True)
                 gain = sum(min(releases[device], short[device]) for device in releases.keys() & short.keys())
                 worth = (-self._loss(holder) / gain, gain) if gain else (-inf, 0)
                 if gain and (best is None or worth > best[0]):
@@ -113,7 +113,7 @@ class Leaving:
         holder.pending = 0
         self.destroy(holder)
 
-    def _releases(self, holder: Holder, drop: bool = False) -> dict[int, int]:
+    def releases(self, holder: Holder, drop: bool = False) -> dict[int, int]:
         """Bytes that its Destroy frees by device: storage that goal units have taken over stays."""
         local, unit = self._run.of(holder).local, holder.unit
         if holder.offloaded:
@@ -128,14 +128,14 @@ class Leaving:
     def destroy(self, holder: Holder) -> None:
         """The unit leaves."""
         part = self._run.of(holder)
-        step = Step(holder=holder, releases=self._releases(holder))
+        step = Step(holder=holder, releases=self.releases(holder))
         holder.gone = True
         part.alive -= 1
         self._free(step)
 
     def offload(self, holder: Holder) -> None:
         """The unit goes to host memory and is read there."""
-        step = Step(holder=holder, offload=True, releases=self._releases(holder))
+        step = Step(holder=holder, offload=True, releases=self.releases(holder))
         holder.offloaded = True
         self._free(step)
 

@@ -60,6 +60,10 @@ class Room:
             if wanted and device in capacity and (over := level[device] + wanted - capacity[device]) > 0
         }
 
+    def levels(self) -> dict[int, int]:
+        """Bytes in use now on each device that could run short."""
+        return dict(self._level)
+
     def acquire(self, step: Step, steps: Mapping[int, Step]) -> None:
         """Take what a group allocates. It waits for releases until what surely came before leaves room for it."""
         build = step.build

@@ -7,7 +7,7 @@ time and goes before acquiring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -46,8 +46,8 @@ class Run:
         """Whether it has been given up: its span would be no shorter than the limit."""
         self._limit_bytes = limit_bytes
         self._so_far = Progress(parts, room, rule, waiting)
-        self._leaving = Leaving(self._so_far)
-        self._waiting, self._parts, self._room, self._busy = waiting, parts, room, self._so_far.busy
+        self.leaving = Leaving(self._so_far)
+        self.room, self._waiting, self._parts, self._busy = room, waiting, parts, self._so_far.busy
         self._running: list[tuple[float, int, Build]] = []
         sizes = [build.received_bytes for local in locals_ for build in local.builds]
         if any(before < after for before, after in pairwise(sizes)):
@@ -70,7 +70,7 @@ class Run:
 
     def walk(self) -> Stuck | None:
         """Everything, or as far as it goes, or until it is late."""
-        self._leaving.dismiss(holder for part in self._parts.values() for holder in part.holders.values())
+        self.leaving.dismiss(holder for part in self._parts.values() for holder in part.holders.values())
         while True:
             while self._waiting.some and not self.late:
                 for build in self._waiting.ready():
@@ -79,38 +79,62 @@ class Run:
                     self._serve(part)
             if self.late:
                 return None
-            if self._running and self._waiting.short and self._leaving.in_time():
+            if self._running and self._waiting.short and self.leaving.in_time():
                 continue
             if self._running:
                 self._commit(*heappop(self._running))
                 while self._running and self._running[0][0] <= self.span_bytes:
                     self._commit(*heappop(self._running))
-            elif not self._leaving.give_up_sources():
+            elif not self.leaving.give_up_sources():
                 first = self._waiting.first()
-                return None if first is None else Stuck(first, self._room.short(first))
+                return None if first is None else Stuck(first, self.room.short(first))
 
-    def lead(self, unread: Iterable[EMU], offloaded: Iterable[EMU], way: Sequence[Build]) -> None:
-        """Go a known way first: `unread` leave, `offloaded` go to host memory, each group of `way` starts alone."""
-        for unit in unread:
-            self._leaving.destroy(self._parts[unit.model_stage].holders[unit])
-        for unit in offloaded:
-            self._leaving.offload(self._parts[unit.model_stage].holders[unit])
-        others = [build for build in self._waiting.queued() if build not in way]
-        for build in way:
-            self._waiting.clear()
-            self._waiting.queue(build)
-            self._serve(self._waiting.part(build))
-            for ready in self._waiting.queued():
-                if ready.sources:
-                    self._try(ready)
-            assert self._running, f"{build.name} cannot start, though the order was checked"
-            self._commit(*heappop(self._running))
-            for holder in [h for h in self._waiting.part(build).holders.values() if h.goes and not h.gone]:
-                if self._leaving.in_the_way(holder):
-                    self._leaving.drop(holder)
+    def hold_back(self, steps: Collection[Holder | Build]) -> list[Build]:
+        """Nothing starts by itself. The groups that would have, but for those of `steps`."""
+        others = [build for build in self._waiting.queued() if build not in steps]
         self._waiting.clear()
-        for build in others:
+        return others
+
+    def queue(self, builds: Iterable[Build]) -> None:
+        """They start by themselves, and no others."""
+        self._waiting.clear()
+        for build in builds:
             self._waiting.queue(build)
+
+    def idle(self, build: Build) -> bool:
+        """Whether the devices of a group and of what it reads are free."""
+        return self._busy.isdisjoint(build.acquires) and all(
+            self._busy.isdisjoint(unit.devices) for unit in build.sources
+        )
+
+    def begin(self, build: Build) -> bool:
+        """Start a group that has room and free devices, if it reads certain units or there is one to read."""
+        part = self.part(build.goals[0])
+        sources = tuple(part.holders[unit] for unit in build.sources)
+        if not sources:
+            sources = self._choose(part, build)
+            if not sources:
+                return False
+            self._read(part, build, sources)
+        self._start(build, sources)
+        return True
+
+    def commit_next(self) -> None:
+        """What ends first ends."""
+        assert self._running, "nothing can start, though the order was checked"
+        self._commit(*heappop(self._running))
+
+    def reading(self, holder: Holder) -> bool:
+        """Whether a group reads the unit now."""
+        return any(build in holder.groups for *_, build in self._running)
+
+    def part(self, unit: EMU) -> Part:
+        """The model-stage of a unit."""
+        return self._parts[unit.model_stage]
+
+    def holder(self, unit: EMU) -> Holder:
+        """A unit of the start."""
+        return self.part(unit).holders[unit]
 
     def sub(self, build: Build) -> Layout:
         """T_sub of the model-stage that a group builds."""
@@ -141,17 +165,21 @@ class Run:
             if not sources:
                 waiting.append(build)
                 break
-            build.sources = tuple(holder.unit for holder in sources)
-            for holder in sources:
-                holder.groups.append(build)
-                holder.pending += 1
-            part.open -= 1
+            self._read(part, build, sources)
             waiting.extend(self._join(part, build, {d for holder in sources for d in holder.unit.devices}))
             if not part.open:
-                self._leaving.dismiss(part.holders.values())
+                self.leaving.dismiss(part.holders.values())
             self._start(build, sources)
         for build in waiting:
             heappush(part.queue, self._waiting.entry(build))
+
+    def _read(self, part: Part, build: Build, sources: tuple[Holder, ...]) -> None:
+        """A group that may read any unit reads these."""
+        build.sources = tuple(holder.unit for holder in sources)
+        for holder in sources:
+            holder.groups.append(build)
+            holder.pending += 1
+        part.open -= 1
 
     def _join(self, part: Part, build: Build, senders: Set[int]) -> list[Build]:
         """Units with more devices than are to be built serve several new ones at once, if there are more than units.
@@ -180,13 +208,13 @@ class Run:
 
     def _can_start(self, build: Build, devices: Set[int]) -> bool:
         """Whether memory and devices are free; if not, the group is left with what it waits for."""
-        short = self._room.short(build)
+        short = self.room.short(build)
         if short:
-            self._leaving.dismiss([holder for device in short for holder in self._leaving.on(device)], build)
-            short = self._room.short(build)
+            self.leaving.dismiss([holder for device in short for holder in self.leaving.on(device)], build)
+            short = self.room.short(build)
         if short:
             part, device = self._waiting.part(build), next(iter(short))
-            own = any(holder.unit in part.holders for holder in self._leaving.on(device))
+            own = any(holder.unit in part.holders for holder in self.leaving.on(device))
             if own and not build.sources:
                 part.shy.append(build)
             else:
@@ -220,7 +248,7 @@ class Run:
         part = self._waiting.part(build)
         step = self.steps.setdefault(id(build), Step(build))
         step.sources = sources
-        self._room.acquire(step, self.steps)
+        self.room.acquire(step, self.steps)
         self.order.append(step)
         self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
         end = self.span_bytes + duration(build, sources, self.site)
@@ -243,5 +271,5 @@ class Run:
         for holder in (*sources, *made):
             part.free(holder)
         self._waiting.free(devices)
-        self._leaving.dismiss(part.holders.values() if first else sources)
+        self.leaving.dismiss(part.holders.values() if first else sources)
         self._waiting.serve(part)

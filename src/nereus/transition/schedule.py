@@ -14,13 +14,14 @@ from nereus.core import (
     EdgeKind,
     EMUSet,
     InfeasibleError,
-    ModelStage,
     Offload,
     Primitive,
     TransitionDAG,
 )
 from nereus.transition.bound import bound_bytes
 from nereus.transition.decompose import Build, LocalDAG
+from nereus.transition.following import follow
+from nereus.transition.lead import Lead
 from nereus.transition.room import Room, Step
 from nereus.transition.rule import Rule
 from nereus.transition.run import Run, Stuck
@@ -42,17 +43,6 @@ TRIED_GROUPS = 400
 
 class BlockedError(InfeasibleError):
     """No group can start any more, and no unit can leave to make room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """A way that is known to fit, to be gone before everything else: units that leave at once, units that go to host
-    memory, then groups one after another. A group is named by its model-stage and the devices it builds on.
-    """
-
-    unread: tuple[EMU, ...]
-    offloaded: tuple[EMU, ...]
-    groups: tuple[tuple[ModelStage, frozenset[int]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +123,7 @@ def _attempt(
     room = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
     run = Run(fresh, room, site, rule, limit_bytes)
     if lead is not None:
-        named = {(build.goals[0].model_stage, frozenset(build.acquires)): build for build in builds}
-        run.lead(lead.unread, lead.offloaded, [named[group] for group in lead.groups])
+        follow(run, lead, builds)
     return run, run.walk()
 
 

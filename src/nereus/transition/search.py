@@ -14,15 +14,17 @@ from functools import cached_property, partial
 from itertools import combinations, product
 
 from nereus.core import EMU, EMUSet, ModelStage, StateSchema
+from nereus.transition.cheapest import cheapest
+from nereus.transition.crowd import Crowd, Levels
 from nereus.transition.decompose import Build, LocalDAG, decompose
+from nereus.transition.lead import GroupName, Lead
 from nereus.transition.nodes import node_at
-from nereus.transition.schedule import Lead
 
 TRIES = 20_000
 """Groups looked at before the search gives up. Small clusters never get there."""
 
-Levels = dict[int, int]
-"""Device → bytes, of the devices that could run short."""
+CHEAPER_TRIES = 4_000
+"""Groups looked at before the best order found so far is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Found:
 
     lead: Lead | None
     proved: bool
+    least: bool = False
+    """Whether no order that stages as few units moves fewer bytes."""
 
 
 Groups = tuple[tuple[Build, Levels], ...]
@@ -85,7 +89,8 @@ def search(
             case = _Case(start, tight, {device: other_bytes.get(device, 0) for device in tight}, strict, tries=tries)
             found = _search(case, goal, schemas, host_bytes if staged else {}, node_of)
             if found is not None:
-                return Found(found, True)
+                better = None if staged else cheapest(Crowd(start, goal, schemas, tight, other_bytes), CHEAPER_TRIES)
+                return Found(found, True) if better is None else Found(better.lead, True, better.least)
             tries = case.tries
     return Found(None, tries > 0)
 
@@ -177,8 +182,12 @@ def _with_staged(
         if order is not None:
             reading = {choice.unit for choice in taken.values()}
             offloaded = tuple(unit for unit in units if unit is not None)
-            groups = tuple((build.goals[0].model_stage, frozenset(build.acquires)) for build in order)
-            return Lead(tuple(unit for unit in case.unread if unit not in reading), offloaded, groups)
+            steps: list[EMU | GroupName] = [unit for unit in case.unread if unit not in reading]
+            for build in order:
+                ms = build.goals[0].model_stage
+                steps.append((ms, frozenset(build.acquires)))
+                steps.extend(u for u in (taken[ms].unit,) if u is not None and u not in offloaded)
+            return Lead(offloaded, tuple(steps))
     return None
 
 
