@@ -67,7 +67,7 @@ def connect(
     if changed and all(start.blocks(ms) and goal.blocks(ms) for ms in changed):
         space = Space(used, budget.capacity, budget.buffer_bytes, site.node_of)
         parts = fold(start, goal, changed, schemas, space)
-        if sum(len(part.devices) for part in parts) > 1:
+        if parts:
             try:
                 dag = _of_parts(start, goal, parts, schemas, memory, site)
             except BlockedError:  # ordered as a whole, a part may get help from others

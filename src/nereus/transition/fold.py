@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from itertools import compress, count, repeat
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from nereus.core import EMUBlock, EMUSet, ModelStage, StateSchema
 from nereus.transition.lots import Flags, Needs, lots_of
 from nereus.transition.profile import Ints
+from nereus.transition.rows import numbered, rows_of
 from nereus.transition.sizes import sizes_of
 
 AMPLE = np.iinfo(np.int64).max
@@ -65,12 +64,14 @@ def fold(
     schemas: Mapping[ModelStage, StateSchema],
     space: Space,
 ) -> tuple[Alike, ...]:
-    """All lots of the change of the model-stages `changed`, those that are alike together."""
+    """All lots of the change of the model-stages `changed`, those that are alike together; none if all is one."""
     blocks, devices = _blocks(start, goal, changed)
     node = _nodes(devices, space.node_of)
-    free = _free(devices, blocks, schemas, changed, space)
     cell_of = _cells(blocks, node)
     cells = int(cell_of.max()) + 1
+    if cells == 1:
+        return ()
+    free = _free(devices, blocks, schemas, changed, space)
     needs, stays = _needs(blocks, cell_of, len(changed), cells)
     lot_of = cell_of
     if not needs.apart:
@@ -78,6 +79,8 @@ def fold(
         for number, (members, _) in enumerate(_alike(cell_of, blocks, node, free)):
             alike[members] = number
         lot_of = lots_of(needs, alike)[cell_of]
+        if not lot_of.any():
+            return ()
     found: list[Alike] = []
     for lots, of_lot in _alike(lot_of, blocks, node, free):
         here = lot_of == lots[0]
@@ -94,25 +97,20 @@ def _blocks(start: EMUSet, goal: EMUSet, changed: Sequence[ModelStage]) -> tuple
         for side, ends in enumerate((start, goal))
         for units in ends.blocks(ms)
     ]
-    flat = [np.frombuffer(units.flat, dtype=np.int64) for _, _, units in every]
-    devices = np.unique(np.concatenate(flat))
-    rows = [
-        np.searchsorted(devices, each).reshape(-1, units.layout.size)
-        for each, (*_, units) in zip(flat, every, strict=True)
-    ]
+    devices, rows = numbered([rows_of(units) for *_, units in every])
     return [_Block(*entry, each) for entry, each in zip(every, rows, strict=True)], devices
 
 
 def _nodes(devices: Ints, node_of: Mapping[int, int]) -> Ints:
     """(devices,): the first device on the node of each; one without a node is alone, less one and negative."""
-    alone: Ints = -1 - np.arange(len(devices))
-    nodes = list(map(node_of.get, devices.tolist())) if node_of else []
-    known = np.array([index for index, node in enumerate(nodes) if node is not None], dtype=np.int64)
-    if not len(known):
-        return alone
-    _, first, number = np.unique([nodes[index] for index in known], return_index=True, return_inverse=True)
-    alone[known] = known[first][number]
-    return alone
+    if not node_of:
+        return -1 - np.arange(len(devices))
+    first: dict[int, int] = {}
+    found = [
+        -1 - index if node is None else first.setdefault(node, index)
+        for index, node in enumerate(map(node_of.get, devices.tolist()))
+    ]
+    return np.array(found)
 
 
 def _free(
@@ -140,17 +138,24 @@ def _free(
 
 
 def _cells(blocks: Iterable[_Block], node: Ints) -> Ints:
-    """(devices,): the number of the cell of each."""
+    """(devices,): the number of the cell of each, by its first device."""
     at = np.where(node < 0, -1 - node, node)
     ends: list[Ints] = []
     for block in blocks:
         ties = at[block.rows]
-        apart = ties != ties[:, :1]
-        ends.append(np.stack([np.broadcast_to(ties[:, :1], ties.shape)[apart], ties[apart]]))
+        apart = ties[:, 1:] != ties[:, :-1]
+        ends.append(np.stack([ties[:, 1:][apart], ties[:, :-1][apart]]))
     joined = np.concatenate(ends, axis=1)
-    graph = coo_array((np.ones(joined.shape[1], dtype=bool), (joined[0], joined[1])), shape=(len(at), len(at)))
-    _, labels = connected_components(graph, directed=False)
-    found: Ints = np.unique(labels[at], return_inverse=True)[1].astype(np.int64)
+    label = np.arange(len(at))
+    """The first of those that are known to be joined."""
+    while (joined[0] != joined[1]).any():
+        np.minimum.at(label, joined.max(axis=0), joined.min(axis=0))
+        while (label[label] != label).any():
+            label = label[label]
+        joined = label[joined]
+    first = np.zeros(len(at), dtype=np.int64)
+    first[label[at]] = 1
+    found: Ints = (first.cumsum() - 1)[label[at]]
     return found
 
 

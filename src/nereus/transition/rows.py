@@ -40,6 +40,19 @@ def looked_up(asked: Ints, keys: Ints, values: Ints, default: int) -> Ints:
     return np.where(keys[order][at] == asked, values[order][at], default)
 
 
+def numbered(rows: Sequence[Ints]) -> tuple[Ints, list[Ints]]:
+    """All distinct devices in `rows`, ascending, and the place among them of each in each."""
+    low, high = min(int(each.min()) for each in rows), max(int(each.max()) for each in rows)
+    if high - low >= SPREAD * sum(each.size for each in rows):
+        devices = np.unique(np.concatenate([each.ravel() for each in rows]))
+        return devices, [np.searchsorted(devices, each) for each in rows]
+    seen = np.zeros(high - low + 1, dtype=np.int64)
+    for each in rows:
+        seen[each - low] = 1
+    place = seen.cumsum() - 1
+    return low + np.flatnonzero(seen), [place[each - low] for each in rows]
+
+
 def held_at(blocks: Sequence[EMUBlock], devices: Ints) -> Ints:
     """Of the shape of `devices`: the position that each holds, counted on over `blocks`; one more: none."""
     places, base = [np.empty(0, dtype=np.int64)], 0
