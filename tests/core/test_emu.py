@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,13 @@ def test_blocks_and_objects_make_the_same_set(wanted: list[EMU], gone: set[int])
     left = tuple(each for each in wanted if not gone & set(each.devices))
     assert of_blocks(wanted).without_devices(gone) == EMUSet(left)
     assert of_blocks(wanted).without_devices(gone).units == left
+
+
+def test_a_device_number_beyond_64_bits_is_refused_with_its_value() -> None:
+    block = EMUBlock(ACTOR_TRAINING, Layout(1), ((1,), (2**63,)))
+    with pytest.raises(SettingsError, match=r"actor/training: device 9223372036854775808, must be below 9,223,372"):
+        _ = block.flat
+    assert EMUBlock(ACTOR_TRAINING, Layout(1), ((2**63 - 1,),)).flat == (2**63 - 1).to_bytes(8, sys.byteorder)
 
 
 @given(units(), st.randoms(use_true_random=False))

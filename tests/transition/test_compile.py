@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from nereus.core import (
     Layout,
     Link,
     Plan,
+    SettingsError,
     TransitionDAG,
     TransitionError,
     expand,
@@ -198,6 +200,19 @@ def test_positions_can_be_given_instead_of_a_plan() -> None:
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world)
     assert_holds(world, swapped, SCHEMAS)
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget({0: 1 << 40})])
+def test_a_model_stage_without_a_schema_is_named(budget: Budget) -> None:
+    start, goal = plan(assign(ACTOR, Layout(1), 0)), plan(assign(ACTOR, Layout(2), 0, 1))
+    expected = re.escape("no state schema of actor/training is given, only of: critic/training")
+    with pytest.raises(SettingsError, match=expected):
+        connect(expand(start), expand(goal), {CRITIC: even()}, budget)
+    with pytest.raises(SettingsError, match=expected):
+        compile(expand(start), goal, {CRITIC: even()}, budget)
+    with pytest.raises(SettingsError, match="only of: no model-stage"):
+        connect(expand(start), expand(goal), {}, budget)
+    assert connect(expand(start), expand(start), {}).idle
 
 
 def test_a_split_is_relieved_by_replicas_when_its_unit_would_send_too_much() -> None:

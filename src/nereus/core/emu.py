@@ -86,7 +86,12 @@ class EMUBlock:
     def flat(self) -> bytes:
         """(units, size): the device numbers as 64-bit integers, for `np.frombuffer(block.flat, np.int64)`."""
         if self._flat is None:
-            object.__setattr__(self, "_flat", array("q", chain.from_iterable(self.devices)).tobytes())
+            try:
+                numbers = array("q", chain.from_iterable(self.devices))
+            except OverflowError:
+                most = max(chain.from_iterable(self.devices), key=abs)
+                raise SettingsError(f"unit of {self.model_stage}: device {most}, must be below {2**63:,}") from None
+            object.__setattr__(self, "_flat", numbers.tobytes())
         return self._flat or b""
 
     def without_devices(self, ids: frozenset[int]) -> EMUBlock:

@@ -26,6 +26,7 @@ from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 from nereus.transition.site import Site
+from nereus.transition.sizes import need_schemas
 from nereus.transition.sparing import led, spared
 
 TRIED_WHOLE = 100
@@ -62,6 +63,7 @@ def connect(
     budget, site = budget or Budget(), site or Site()
     model_stages = sorted({*start.model_stages, *goal.model_stages}, key=lambda ms: ms.sort_key)
     changed = [ms for ms in model_stages if start.blocks(ms) != goal.blocks(ms)]
+    need_schemas(schemas, changed)
     used = stored_bytes(start, schemas, budget.other_bytes) if budget.capacity else {}
     memory = Memory(used, budget.capacity, budget.other_bytes, budget.buffer_bytes)
     if changed and all(start.blocks(ms) and goal.blocks(ms) for ms in changed):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nereus.core import EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
 from nereus.transition.rows import rows_of
-from nereus.transition.sizes import sizes_of
+from nereus.transition.sizes import need_schemas, sizes_of
 from nereus.transition.totals import highest, totals
 
 
@@ -17,6 +17,7 @@ def stored_bytes(
     units: EMUSet, schemas: Mapping[ModelStage, StateSchema], other_bytes: Mapping[int, int] | None = None
 ) -> Counter[int]:
     """Device → bytes of all positions on it, and what else is in use."""
+    need_schemas(schemas, units.model_stages)
     blocks = [block for ms in units.model_stages for block in units.blocks(ms)]
     sizes = [np.tile(sizes_of(schemas[each.model_stage]).stored(each.layout), len(each.devices)) for each in blocks]
     nothing = np.empty(0, dtype=np.int64)

@@ -13,7 +13,7 @@ from nereus.transition.keep import keep
 from nereus.transition.profile import Ints
 from nereus.transition.rows import ByDevice, Lookup, block_of, held_at, looked_up, rows_of
 from nereus.transition.site import Site
-from nereus.transition.sizes import sizes_of
+from nereus.transition.sizes import need_schemas, sizes_of
 
 
 class _Numbers:
@@ -53,8 +53,10 @@ def place(
         candidate = assignment.candidate
         wanted = EMUBlock(candidate.model_stage, candidate.layout, assignment.units)
         existing = start.blocks(candidate.model_stage)
-        done = not existing or any(wanted == block for block in existing)
-        blocks.append(wanted if done else _placed(existing, wanted, schemas[candidate.model_stage], numbers))
+        if existing and wanted not in existing:
+            need_schemas(schemas, (candidate.model_stage,))
+            wanted = _placed(existing, wanted, schemas[candidate.model_stage], numbers)
+        blocks.append(wanted)
     return EMUSet.of_blocks(blocks)
 
 

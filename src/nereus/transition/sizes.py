@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus.core import Layout, StateSchema
+from nereus.core import Layout, ModelStage, SettingsError, StateSchema
 from nereus.transition.profile import KNOWN_LAYOUTS, Ints, PerSchema, Profile, Recent, end_ranks, profile_of
+
+
+def need_schemas(schemas: Mapping[ModelStage, StateSchema], model_stages: Iterable[ModelStage]) -> None:
+    """Raises SettingsError for a model-stage of which nobody has said what it keeps."""
+    for model_stage in model_stages:
+        if model_stage not in schemas:
+            given = ", ".join(map(str, schemas)) or "no model-stage"
+            raise SettingsError(f"no state schema of {model_stage} is given, only of: {given}")
 
 
 class Sizes:
