@@ -13,19 +13,15 @@ from dataclasses import dataclass
 from statistics import mean
 
 from tests.oracles.shortest_orders import TooManyError, shortest_bytes
-from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, even
+from tests.support.small import full, three
 
 from benchmarks._result import Result
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, expand
-from nereus.transition import connect, stored_bytes
+from nereus.transition import connect
 from nereus.transition.budget import Budget
 
 CASES, GROUPS = 400, 6
-SCHEMAS = {
-    ROLLOUT: even(layers=4, rows=12, columns=2),
-    REWARD: even(layers=4, rows=12, columns=3),
-    ACTOR: even(layers=4, rows=12, columns=1, kinds=TRAINED),
-}
+SCHEMAS = three(rows=12)
 ROUNDED = 1.0
 """Spans and bounds are whole bytes."""
 
@@ -74,8 +70,8 @@ def _solved(start: EMUSet, goal: EMUSet, capacity: dict[int, int]) -> Case:
 
 
 def _capacity(rng: random.Random, start: EMUSet, goal: EMUSet) -> dict[int, int]:
-    now, then, slack = stored_bytes(start, SCHEMAS), stored_bytes(goal, SCHEMAS), rng.choice((100, 105, 125, 150))
-    return {device: max(now.get(device, 0), then.get(device, 0)) * slack // 100 for device in {*now, *then}}
+    slack = rng.choice((100, 105, 125, 150))
+    return {device: size * slack // 100 for device, size in full(start, goal, schemas=SCHEMAS).items()}
 
 
 def _plan(rng: random.Random, model_stages: list[ModelStage], devices: int) -> Plan:

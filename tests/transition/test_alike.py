@@ -19,12 +19,8 @@ from nereus.core import (
     DTYPE_BYTES,
     EMU,
     Calibration,
-    Cluster,
-    Device,
-    DeviceKind,
     EMUSet,
     Layout,
-    Link,
     ModelStage,
     StateSchema,
     TransitionDAG,
@@ -54,13 +50,7 @@ from tests.oracles import least_bytes
 from tests.oracles.cut import cut, lacks_bytes
 from tests.support.models import ACTOR, assign, decoder, even, full_bytes, plan, units
 from tests.support.pairs import random_assignment, random_plan, random_schemas
-
-NODES = {device: device // 4 for device in range(16)}
-CLUSTER = Cluster(
-    tuple(Device(device, node, "any") for device, node in NODES.items()),
-    {"any": DeviceKind("any", 1, {}, 1.0)},
-    {"intra": Link(1e6, 1e-5), "inter": Link(1e5, 1e-4)},
-)
+from tests.support.small import CLUSTER, NODES
 
 
 def random_dag(seed: int) -> tuple[TransitionDAG, dict[ModelStage, StateSchema]]:

@@ -13,7 +13,7 @@ from nereus.transition.cheapest import cheapest
 from nereus.transition.crowd import Crowd
 from tests.oracles.cheapest_orders import TooManyError, least_moved
 from tests.oracles.cut import lacks_bytes
-from tests.transition.test_order import SCHEMAS, random_case
+from tests.support.small import SCHEMAS, random_case
 
 TRIES = 4_000
 

@@ -9,15 +9,11 @@ import pytest
 
 from nereus.core import (
     Calibration,
-    Cluster,
     Destroy,
-    Device,
-    DeviceKind,
     EdgeKind,
     EMUSet,
     InfeasibleError,
     Layout,
-    Link,
     Plan,
     SettingsError,
     TransitionDAG,
@@ -28,14 +24,10 @@ from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, estimate, fit, peak_bytes, stored_bytes
 from nereus.transition.budget import Budget
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, assign, decoder, even, full_bytes, plan, units
+from tests.support.small import CLUSTER
 from tests.support.worlds import assert_holds, filled
 
 SCHEMAS = {ACTOR: decoder(), CRITIC: decoder(scalar=True), ROLLOUT: decoder(), REWARD: decoder()}
-CLUSTER = Cluster(
-    tuple(Device(i, i // 4, "any") for i in range(16)),
-    {"any": DeviceKind("any", 1, {}, 1.0)},
-    {"intra": Link(1e6, 1e-5), "inter": Link(1e5, 1e-4)},
-)
 
 
 def stored(device: int, *sets: EMUSet) -> int:

@@ -34,15 +34,10 @@ from nereus.transition.budget import Budget
 from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.lots import Needs, lots_of
 from nereus.transition.site import Site
-from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
+from tests.support.models import ACTOR, REWARD, assign, full_bytes, plan, units
+from tests.support.small import DEGREES, SCHEMAS
 from tests.support.worlds import assert_holds, filled
 
-SCHEMAS = {
-    ROLLOUT: even(layers=4, rows=16, columns=2),
-    REWARD: even(layers=4, rows=16, columns=3),
-    ACTOR: even(layers=4, rows=16, columns=1, kinds=TRAINED),
-}
-DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1))
 LINKS = {"intra": Link(4e9, 1e-6), "inter": Link(1e9, 1e-5)}
 EITHER = [pytest.param(4.0, id="far"), pytest.param(1.0, id="near")]
 

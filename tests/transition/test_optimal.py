@@ -16,13 +16,10 @@ from nereus.transition.decompose import decompose
 from nereus.transition.site import Site
 from tests.oracles.scip_orders import solve
 from tests.oracles.shortest_orders import TooManyError, shortest_bytes
-from tests.support.models import ACTOR, REWARD, ROLLOUT, TRAINED, assign, even, plan
+from tests.support.models import ACTOR, REWARD, ROLLOUT, assign, plan
+from tests.support.small import full, three
 
-SCHEMAS = {
-    ROLLOUT: even(layers=4, rows=12, columns=2),
-    REWARD: even(layers=4, rows=12, columns=3),
-    ACTOR: even(layers=4, rows=12, columns=1, kinds=TRAINED),
-}
+SCHEMAS = three(rows=12)
 GROUPS = 6
 """At most so many goal units are to be built."""
 NEAR = 0.5 + 1e-6
@@ -75,9 +72,8 @@ def problems(draw: st.DrawFn, limited: bool) -> Problem:
     assume(0 < len(set(goal) - set(start)) <= GROUPS)
     capacity = {}
     if limited:
-        now, then = stored_bytes(start, SCHEMAS), stored_bytes(goal, SCHEMAS)
         slack = draw(st.sampled_from([100, 105, 125, 150]))
-        capacity = {d: max(now.get(d, 0), then.get(d, 0)) * slack // 100 for d in {*now, *then}}
+        capacity = {device: size * slack // 100 for device, size in full(start, goal, schemas=SCHEMAS).items()}
     return Problem(start, goal, capacity, draw(st.sampled_from([1, 1, 4])))
 
 

@@ -20,9 +20,7 @@ from nereus.core import (
     Extend,
     InfeasibleError,
     Layout,
-    ModelStage,
     Offload,
-    Plan,
     SettingsError,
     TransitionDAG,
     expand,
@@ -36,14 +34,8 @@ from nereus.transition.site import Site
 from tests.oracles.brute_force_orders import an_order_exists
 from tests.oracles.shortest_orders import shortest_bytes
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, TRAINED, assign, even, full_bytes, plan, units
+from tests.support.small import SCHEMAS, full, random_case
 from tests.support.worlds import assert_holds, filled
-
-SCHEMAS = {
-    ROLLOUT: even(layers=4, rows=16, columns=2),
-    REWARD: even(layers=4, rows=16, columns=3),
-    ACTOR: even(layers=4, rows=16, columns=1, kinds=TRAINED),
-}
-DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1))
 
 
 def sends(dag: TransitionDAG) -> Counter[EMU]:
@@ -187,12 +179,6 @@ SWAP = (
 )
 
 
-def full(*ends: EMUSet) -> dict[int, int]:
-    """As much memory as the fuller of the two ends needs."""
-    held = [stored_bytes(end, SCHEMAS) for end in ends]
-    return {device: max(each[device] for each in held) for device in {*held[0], *held[1]}}
-
-
 def test_only_copies_that_have_to_swap_full_devices_go_through_host_memory() -> None:
     start, goal = SWAP
     node_of, capacity = {0: 0, 1: 0}, full(start, goal)
@@ -255,26 +241,6 @@ def test_an_offload_is_of_one_unit_and_names_all_its_devices() -> None:
     (unit,) = units(ACTOR, Layout(2), 0, 1)
     with pytest.raises(SettingsError, match="host bytes of devices"):
         Offload("o", (unit,), (), "o", hosts={0: 5})
-
-
-def random_plan(rng: random.Random, model_stages: list[ModelStage], devices: int) -> Plan:
-    """Layouts and devices drawn at random; the model-stages may meet on devices."""
-    chosen = []
-    for ms in model_stages:
-        tp, pp = rng.choice([each for each in DEGREES if each[0] * each[1] <= devices])
-        pool = rng.sample(range(devices), devices)
-        dp = rng.randint(1, min(devices // (tp * pp), 4 if devices <= 6 else 2))
-        chosen.append(assign(ms, Layout(tp, pp), *pool[: dp * tp * pp]))
-    return plan(*chosen)
-
-
-def random_case(seed: int) -> tuple[EMUSet, EMUSet, dict[int, int]]:
-    """Two sets of units and little more memory than they need."""
-    rng = random.Random(seed)
-    devices, model_stages = rng.choice([2, 3, 4, 5, 6, 8, 12, 16]), rng.sample(list(SCHEMAS), rng.randint(1, 3))
-    start, goal = (expand(random_plan(rng, model_stages, devices)) for _ in range(2))
-    slack = rng.choice([1.0, 1.0, 1.05, 1.25, 1.5])
-    return start, goal, {device: int(slack * size) for device, size in full(start, goal).items()}
 
 
 @settings(max_examples=100, deadline=None)

@@ -23,7 +23,7 @@ from nereus.transition.schedule import RULES, Memory, schedule
 from nereus.transition.site import Site
 from nereus.transition.totals import highest, totals
 from tests.oracles.shortest_orders import shortest_bytes
-from tests.transition.test_order import SCHEMAS, random_case
+from tests.support.small import SCHEMAS, random_case
 
 
 def spans(ways: Sequence[Sequence[LocalDAG]], memory: Memory, site: Site) -> Iterator[float]:
