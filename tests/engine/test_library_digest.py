@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nereus.engine.library import (
-    LogicalTensor,
-    Region,
-)
+from nereus.engine.library import LogicalTensor, Region
 from nereus.engine.library.digest import hash_box
 from nereus.engine.packing import pack
-from tests.engine.test_library import DTYPES, whole
+from tests.support.shards import DTYPES, whole
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

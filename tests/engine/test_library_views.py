@@ -6,7 +6,8 @@ import torch
 
 from nereus.engine.groups import Group
 from nereus.engine.library import LogicalTensor, Placement, Region, allocate, plan_routes, reshard, staying
-from tests.engine.test_library import QUICK, bits, cut, halves
+from tests.support.library import VERIFIED
+from tests.support.shards import bits, cut, halves
 from tests.support.threads import each_rank
 
 
@@ -31,7 +32,7 @@ def test_what_stays_as_a_contiguous_part_can_be_taken_as_a_view() -> None:
         mine = cut(plan.tensors, plan.source, group.rank)
         keep = staying(plan, mine, group.rank)
         new = allocate(plan.tensors, plan.target, group.rank, keep=keep)
-        reshard(plan, mine, new, group, QUICK)
+        reshard(plan, mine, new, group, VERIFIED)
         wanted = cut(plan.tensors, plan.target, group.rank)
         assert all(bits(new[name]) == bits(tensor) for name, tensor in wanted.items())
         assert all(storage(view) == mine[name].untyped_storage().data_ptr() for name, view in keep.items())

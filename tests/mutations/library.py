@@ -38,7 +38,7 @@ LIBRARY = (
         "engine/library/execute.py",
         "    peers.agree(work.run())",
         "    work.run()",
-        "tests/engine/test_library.py::"
+        "tests/engine/test_library_failures.py::"
         "test_an_error_while_packing_on_one_rank_is_an_error_on_all_and_the_group_goes_on",
     ),
 )

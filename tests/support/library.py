@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nereus.core import NereusError
+from nereus.core import NereusError, TransitionError
 from nereus.engine.groups import Group
 from nereus.engine.library import LogicalTensor, Options, Region, Report, Shard, describe, plan_routes, reshard
 from tests.support.threads import each_rank
@@ -53,3 +53,10 @@ def ran(size: int, act: Callable[[Group], Any]) -> list[Any]:
         if isinstance(result, NereusError):
             raise result
     return found
+
+
+def failures(size: int, act: Callable[[Group], Any]) -> list[str]:
+    """What every rank says; all must fail."""
+    found = each_rank(size, act)
+    assert all(isinstance(error, TransitionError) for error in found), found
+    return [str(error) for error in found]
