@@ -65,6 +65,10 @@ def made_up() -> Timings:
         send_s=(3e-6, 3e-6 + (1 << 28) / 4e11),
         collectives=replace(collectives, seconds=collectives.predicted(LINK)),
         setup_s=0.25,
+        move_bytes_per_s=3e11,
+        move_all_bytes_per_s=9e11,
+        copy_bytes_per_s=1e12,
+        hash_bytes_per_s=2e12,
     )
 
 
@@ -82,6 +86,8 @@ def test_the_fit_predicts_the_timings_it_was_made_from() -> None:
     assert link.constants["all_reduce.share"] == pytest.approx(0.7, rel=0.1)
     assert link.constants["gather.share"] == pytest.approx(0.6, rel=0.1)
     assert link.constants["group.setup_s"] == 0.25
+    assert (link.constants["state.bytes_per_s"], link.constants["state.all_bytes_per_s"]) == (3e11, 9e11)
+    assert (kind.constants["state.copy_bytes_per_s"], kind.constants["state.hash_bytes_per_s"]) == (1e12, 2e12)
 
 
 def test_a_fit_that_misses_its_own_measurements_is_said_and_makes_plans_uncertain() -> None:
@@ -94,8 +100,9 @@ def test_a_fit_that_misses_its_own_measurements_is_said_and_makes_plans_uncertai
 
 
 def test_a_single_device_has_no_link_to_fit() -> None:
-    _, link, error = fitted(replace(made_up(), collectives=None, send_bytes=(), send_s=()))
+    kind, link, error = fitted(replace(made_up(), collectives=None, send_bytes=(), send_s=()))
     assert not link.constants
+    assert not any(name.startswith("state.") for name in kind.constants)
     assert "collectives" not in error
 
 
@@ -110,6 +117,8 @@ def test_two_processes_measure_this_machine_and_the_file_is_read(tmp_path: Path)
     assert 0 < kind.launch_s < 1e-2
     assert cluster.links["intra"].bytes_per_s > 1e6
     assert cluster.links["intra"].constants["group.setup_s"] > 0
+    assert all(1e7 < cluster.links["intra"].constants[f"state.{name}bytes_per_s"] < 1e13 for name in ("", "all_"))
+    assert all(1e7 < kind.constants[f"state.{name}_bytes_per_s"] < 1e14 for name in ("copy", "hash"))
     assert kind.constants == pytest.approx(dict(report.kind.constants), rel=1e-3)
     assert ("uncertainty" in kind.constants) == any("fitted constants miss" in note for note in report.notes)
     assert "written to" in str(report)

@@ -57,6 +57,8 @@ KIND_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "generation.experts_share": "share of a product's rate that such a group reaches with many tokens",
         "generation.kv_bytes": "bytes of one element of the KV cache, where not those of the model",
         "offload.fetch": "rate from host memory over the rate to it",
+        "state.copy_bytes_per_s": "rate at which devices copy state of their own into fresh memory, all at once",
+        "state.hash_bytes_per_s": "rate at which devices hash copies of state before they are merged, all at once",
         "sync.whole": "above 0: a weight synchronisation brings the whole model to every device, not its shard alone",
         "sync.tensor_s": "seconds of the host for each tensor of a weight synchronisation",
         "uncertainty": "standard deviation of the logarithm of a class's efficiency, where constants were not fitted",
@@ -72,6 +74,8 @@ LINK_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "all_reduce.share": "share of the rate that a large all-reduce among many ranks reaches",
         "gather.share": "the same for all-gather, reduce-scatter and all-to-all",
         "group.setup_s": "seconds to make a group of all devices that were measured",
+        "state.bytes_per_s": "rate at which one device moves state to another; 0: that of a point-to-point message",
+        "state.all_bytes_per_s": "the same of all devices of a node together",
         "send.share": "the same for a point-to-point message",
     }
 )

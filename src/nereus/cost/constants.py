@@ -47,6 +47,9 @@ KIND: Mapping[str, float] = MappingProxyType(
         "optimizer.kernels": 54.0,
         "pp.scatter": 0.0,
         "offload.fetch": 1.0,
+        # Copies and hashes of state are not counted.
+        "state.copy_bytes_per_s": math.inf,
+        "state.hash_bytes_per_s": math.inf,
         "sync.whole": 0.0,
         "sync.tensor_s": 0.0,
         # An engine that launches every kernel and works in waves; no `kv_bytes`: those of the model.
@@ -80,6 +83,8 @@ LINK: Mapping[str, float] = MappingProxyType(
         "collective.few_ranks": 0.0,
         "all_reduce.share": 1.0,
         "gather.share": 1.0,
+        "state.bytes_per_s": 0.0,
+        "state.all_bytes_per_s": math.inf,
         "send.share": 1.0,
     }
 )
@@ -94,3 +99,8 @@ def of_kind(kind: DeviceKind, name: str) -> float:
 def of_link(link: Link, name: str) -> float:
     """A constant of a link."""
     return link.constants.get(name, LINK[name])
+
+
+def state_bytes_per_s(link: Link) -> float:
+    """Rate at which a device moves state to another: from memory to memory where it can, unlike collectives."""
+    return of_link(link, "state.bytes_per_s") or link.bytes_per_s * of_link(link, "send.share")

@@ -16,7 +16,7 @@ import numpy as np
 
 from nereus.core import DTYPE_BYTES, Link, ModelSpec
 from nereus.cost.collectives import all_gather_s, by_link
-from nereus.cost.constants import of_link
+from nereus.cost.constants import of_link, state_bytes_per_s
 from nereus.cost.held import Held
 from nereus.cost.parameters import TENSORS_PER_LAYER, parameters
 from nereus.cost.ranks import Ranks
@@ -27,7 +27,7 @@ from nereus.cost.site import Site
 def send_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
     """Ideal seconds until the devices of the source have sent every parameter once."""
     whole_bytes = float(parameters(spec).total) * DTYPE_BYTES[spec.dtype]
-    return _over(site, rows, lambda link: whole_bytes / rows.devices / _rate(link))
+    return _over(site, rows, lambda link: whole_bytes / rows.devices / state_bytes_per_s(link))
 
 
 def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
@@ -41,9 +41,14 @@ def receive_s(spec: ModelSpec, rows: Rows, site: Site) -> Floats:
         return np.asarray(_gathered_s(spec, rows, site) + _tensors(spec) * host_s + stored_s)
     messages = TENSORS_PER_LAYER * np.maximum(rows.layers_first, rows.layers_middle)
     entering = np.where(_spans(rows), 1.0 / _copies(rows), 0.0)
+    together = of_link(site.intra, "state.all_bytes_per_s") / np.minimum(rows.node, rows.devices)
+    inside = np.minimum(state_bytes_per_s(site.intra), together)
     travel_s = sum(
-        share * (shard_bytes / _rate(link) + messages * link.latency_s)
-        for share, link in ((entering, site.inter), (1.0 - entering, site.intra))
+        share * (shard_bytes / rate + messages * link.latency_s)
+        for share, link, rate in (
+            (entering, site.inter, state_bytes_per_s(site.inter)),
+            (1.0 - entering, site.intra, inside),
+        )
     )
     return np.asarray(travel_s + messages * host_s + stored_s)
 
@@ -76,8 +81,3 @@ def _copies(rows: Rows) -> Ints:
     unit = np.where(rows.ep > 1, expert_devices(rows.tp, rows.cp, rows.dp, rows.ep), rows.size)
     inside = np.where((rows.ep > 1) | rows.cp_spans, 1, rows.cp)
     return inside * np.clip(rows.node // unit, 1, rows.dp)
-
-
-def _rate(link: Link) -> float:
-    """What messages between two devices reach of the link's bytes per second."""
-    return link.bytes_per_s * of_link(link, "send.share")

@@ -33,6 +33,11 @@ START_S, MEASURE_S = 120.0, 120.0
 """Deadlines: of workers to be ready, and of one kind of measurement."""
 TORCH = {"bf16": "bfloat16", "fp32": "float32"}
 GROUP = "calibrate"
+STATE = ("move", "move_all", "copy", "hash")
+MOVE, ALL = "state.bytes_per_s", "state.all_bytes_per_s"
+COPY, HASH = "state.copy_bytes_per_s", "state.hash_bytes_per_s"
+SHORTEST_S = 1e-6
+"""A difference of two times is no less."""
 FEW_PROCESSES = 8
 """So many may share fewer cores."""
 DOUBTFUL = 0.25
@@ -49,6 +54,8 @@ class Plan:
     decode: tuple[tuple[int, int, int, int], ...]
     stream_elements: int
     message_bytes: tuple[int, ...]
+    state_bytes: tuple[int, int]
+    """A little and a lot of the state that each device moves, copies and hashes while all others do."""
     repeats: Repeats
 
 
@@ -69,6 +76,10 @@ class Timings:
     send_s: tuple[float, ...]
     collectives: Collectives | None
     setup_s: float
+    move_bytes_per_s: float
+    move_all_bytes_per_s: float
+    copy_bytes_per_s: float
+    hash_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,11 @@ class Report:
                 f"link: {self.link.bytes_per_s / 1e9:.2f} GB/s, {self.link.latency_s * 1e6:.0f} us; "
                 f"a group is made in {self.setup_s * 1e3:.0f} ms"
             )
+            rates = [self.link.constants[MOVE], self.link.constants[ALL]]
+            rates += [self.kind.constants[COPY], self.kind.constants[HASH]]
+            pair, together, copied, hashed = (f"{rate / 1e9:.2f} GB/s" for rate in rates)
+            lines.append(f"state: moved at {pair}, at {together} by all devices together; copied at {copied} by each")
+            lines[-1] += f", hashed at {hashed}"
         lines.append("median error of the fit: " + ", ".join(f"{k} {100 * e:.0f} %" for k, e in self.error.items()))
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"written to {self.path} after {self.seconds:.1f} s"])
@@ -135,18 +151,19 @@ def plan(cuda: bool, quick: bool) -> Plan:
         widths, rows = (1024, 4096, 8192), (1, 16, 256, 2048, 8192)
         attention = tuple((b, s, 32, 128) for b, s in ((1, 512), (1, 2048), (1, 8192), (8, 1024), (32, 512)))
         decode = tuple((b, s, 8, 128) for b, s in ((1, 1024), (16, 1024), (16, 8192), (128, 2048), (256, 512)))
-        stream, largest = 1 << 28, 28
+        stream, largest, state = 1 << 28, 28, 30
     else:
         widths, rows = (64, 256, 768), (1, 16, 128, 512)
         attention = tuple((b, s, 4, 32) for b, s in ((1, 64), (1, 256), (1, 512), (8, 128)))
         decode = tuple((b, s, 4, 32) for b, s in ((1, 256), (8, 256), (32, 512), (64, 256)))
-        stream, largest = 1 << 23, 22
+        stream, largest, state = 1 << 23, 22, 27
     if quick:
         widths, rows, largest = widths[:2], rows[::2], largest - 2
     gemm = tuple((m, n, k) for m in rows for n in widths for k in widths)
     messages = tuple(1 << power for power in range(8, largest + 1, 2))
     repeats = Repeats(3, 3) if quick else Repeats(7, 9)
-    return Plan("bf16" if cuda else "fp32", gemm, attention, decode, stream, messages, repeats)
+    precision = "bf16" if cuda else "fp32"
+    return Plan(precision, gemm, attention, decode, stream, messages, (1 << state - 5, 1 << state), repeats)
 
 
 def measure(devices: int, chosen: Plan, cuda: bool) -> Timings:
@@ -183,7 +200,10 @@ def fitted(timings: Timings) -> tuple[DeviceKind, Link, dict[str, float]]:
         link = fit_link(link, timings.collectives, [name for name in COLLECTIVE if name not in _NOT_HERE])
         found = errors(timings.collectives.predicted(link), timings.collectives.seconds)
         error["collectives"] = float(np.median(found))
-        link = replace(link, constants=dict(link.constants) | {"group.setup_s": timings.setup_s})
+        moving = {MOVE: timings.move_bytes_per_s, ALL: timings.move_all_bytes_per_s}
+        link = replace(link, constants=dict(link.constants) | {"group.setup_s": timings.setup_s} | moving)
+        state = {COPY: timings.copy_bytes_per_s, HASH: timings.hash_bytes_per_s}
+        kind = replace(kind, constants=dict(kind.constants) | state)
     return kind, link, error
 
 
@@ -230,7 +250,7 @@ def _measured(crew: Crew, chosen: Plan, devices: int, cuda: bool) -> Timings:
     decode = _attentions(True, chosen.decode, kernels("decode_attention", chosen.decode), element_bytes)
     stream_s = float(kernels("stream", [(chosen.stream_elements,)])[0])
     host_s = float(kernels("host", [(chosen.stream_elements,)])[0]) if cuda else 0.0
-    sends, collectives, setup_s = _measured_links(crew, chosen, devices)
+    sends, collectives, setup_s, state = _measured_links(crew, chosen, devices)
     return Timings(
         name=str(facts["name"]).lower().replace(" ", "-"),
         memory_bytes=int(facts["memory_bytes"]) or _host_memory_bytes() // devices,
@@ -245,13 +265,19 @@ def _measured(crew: Crew, chosen: Plan, devices: int, cuda: bool) -> Timings:
         send_s=sends,
         collectives=collectives,
         setup_s=setup_s,
+        move_bytes_per_s=state["move"],
+        move_all_bytes_per_s=devices * state["move_all"],
+        copy_bytes_per_s=state["copy"],
+        hash_bytes_per_s=state["hash"],
     )
 
 
-def _measured_links(crew: Crew, chosen: Plan, devices: int) -> tuple[tuple[float, ...], Collectives | None, float]:
-    """Seconds of single messages, timed collectives, and seconds to make a group."""
+def _measured_links(
+    crew: Crew, chosen: Plan, devices: int
+) -> tuple[tuple[float, ...], Collectives | None, float, Mapping[str, float]]:
+    """Seconds of single messages, timed collectives, seconds to make a group, and what a device does with state."""
     if devices == 1:
-        return (), None, 0.0
+        return (), None, 0.0, dict.fromkeys(STATE, 0.0)
     members = list(range(devices))
     crew.call(members, Message("groups.make", {"groups": [(GROUP, members)]}), MEASURE_S)
 
@@ -263,6 +289,14 @@ def _measured_links(crew: Crew, chosen: Plan, devices: int) -> tuple[tuple[float
     sizes = {"group": GROUP, "sizes": list(chosen.message_bytes)}
     sends = tuple((timed("send", sizes) / 2).tolist())
     reduced, gathered = timed("all_reduce", sizes), timed("all_gather", sizes)
+    little, much = chosen.state_bytes
+
+    def rate(name: str) -> float:
+        """Beyond what it takes with little."""
+        short_s, long_s = timed(name, {"group": GROUP, "sizes": chosen.state_bytes})
+        return float((much - little) / max(long_s - short_s, SHORTEST_S))
+
+    state = {name: rate(name) for name in STATE}
     setups = [timed("setup", {"group": f"{GROUP}-{index}", "members": members})[0] for index in range(3)]
     size_bytes = np.array(chosen.message_bytes, float)
     names = ["all_reduce"] * len(size_bytes) + ["all_gather"] * len(size_bytes)
@@ -274,7 +308,7 @@ def _measured_links(crew: Crew, chosen: Plan, devices: int) -> tuple[tuple[float
         np.concatenate([reduced, gathered]),
         np.ones(len(names), dtype=np.int64),
     )
-    return sends, collectives, float(np.median(setups))
+    return sends, collectives, float(np.median(setups)), state
 
 
 def _attentions(decode: bool, sizes: Sequence[tuple[int, ...]], seconds: Floats, element_bytes: float) -> Attentions:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
+from nereus.core import NereusError
 from nereus.engine.connection import Message
+from nereus.engine.digest import quick_hash
+from nereus.engine.exchange import Exchange
 from nereus.engine.groups import Group
+from nereus.engine.messages import Part, bundle_bytes
+from nereus.engine.transports.torch import Torch
 from nereus.engine.worker import Handler, Worker
 
 SMALL_S = 1e-3
 """What takes less is repeated inside one timing."""
+BUCKET_BYTES, MOVE_S = 1 << 26, 60.0
+"""Staging of moves that are messages, and their deadline."""
+TENSOR_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""Of the tensors of a state: those of a small model on a CPU, of one of billions of parameters on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,10 @@ class Microbench:
             "all_reduce": lambda message: self._collective(message, Group.all_reduce),
             "all_gather": lambda message: self._collective(message, Group.all_gather),
             "send": lambda message: self._collective(message, _half_round_trip),
+            "move": lambda message: self._collective(message, _move_one),
+            "move_all": lambda message: self._collective(message, _move_all),
+            "copy": lambda message: self._collective(message, _copy),
+            "hash": lambda message: self._collective(message, _hash),
             "setup": self._setup,
         }
 
@@ -119,7 +133,7 @@ class Microbench:
         """Members start together; the slowest one's time is the operation's."""
         group, seconds = self._worker.groups.get(message.fields["group"]), []
         for size in message.fields["sizes"]:
-            tensor = torch.zeros(max(int(size) // 4, 1), device=self._device)
+            tensor = torch.zeros(max(int(size) // 4, 1), device=self._device).fill_(0)  # in memory of its own
             run(group, tensor)
             timings = []
             for _ in range(self._repeats.messages):
@@ -146,3 +160,51 @@ def _half_round_trip(group: Group, tensor: torch.Tensor) -> None:
     elif group.rank == 1:
         group.recv(tensor, 0)
         group.send(tensor, 0)
+
+
+def _tensors(state: torch.Tensor) -> list[torch.Tensor]:
+    """Square tensors that a state is made of."""
+    side = math.isqrt(TENSOR_ELEMENTS[state.device.type])
+    return [part.view(-1, side) for part in state.split(side * side)]
+
+
+def _halves(state: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Both halves of every tensor: of its rows and of its columns, in turns."""
+    for index, each in enumerate(_tensors(state)):
+        yield from each.tensor_split(2, index % 2)
+
+
+def _move_one(group: Group, state: torch.Tensor) -> None:
+    """As a transition moves state, into fresh memory: from the first member to the second."""
+    if group.rank < 2:
+        _exchange(group, state, *(({1}, ()) if group.rank == 0 else ((), {0})))
+
+
+def _move_all(group: Group, state: torch.Tensor) -> None:
+    """From each member to the next at the same time."""
+    _exchange(group, state, {(group.rank + 1) % group.size}, {(group.rank - 1) % group.size})
+
+
+def _exchange(group: Group, state: torch.Tensor, to: Collection[int], source: Collection[int]) -> None:
+    sends = {rank: [Part(each, each.dtype) for each in _tensors(state)] for rank in to}
+    receives = {rank: [Part(each, each.dtype) for each in _tensors(torch.empty_like(state))] for rank in source}
+    limit = bundle_bytes(BUCKET_BYTES, 1)
+    Exchange(Torch(group, MOVE_S), sends, receives, limit, BUCKET_BYTES, _raise).run(lambda: None)
+
+
+def _copy(_: Group, state: torch.Tensor) -> None:
+    """As a transition keeps state that is cut anew, in fresh memory."""
+    fresh, start = torch.empty_like(state), 0
+    for half in _halves(state):
+        fresh[start : start + half.numel()].view(half.shape).copy_(half)
+        start += half.numel()
+
+
+def _hash(_: Group, state: torch.Tensor) -> None:
+    """As a transition compares copies before it merges them."""
+    for half in _halves(state):
+        quick_hash(half)
+
+
+def _raise(error: NereusError) -> None:
+    raise error

@@ -1,22 +1,25 @@
-"""When each primitive of a transition runs, from what its busiest device sends or receives."""
+"""When each primitive of a transition runs, from what its busiest device sends or receives, and does beside that."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 
-from nereus.core import Cluster, Destroy, ModelStage, Offload, StateSchema, TransitionDAG
-from nereus.cost.constants import of_kind
+from nereus.core import Cluster, Destroy, EMUSet, Merge, ModelStage, Offload, Primitive, StateSchema, TransitionDAG
+from nereus.cost.constants import of_kind, of_link, state_bytes_per_s
 from nereus.transition.buckets import bucket_bytes, staging_bytes
-from nereus.transition.exchanges import Pairs, numbered
+from nereus.transition.exchanges import Exchange, Pairs, numbered
+from nereus.transition.fit import stored_bytes
 from nereus.transition.profile import PerSchema
-from nereus.transition.routes import exchanges, shares
+from nereus.transition.routes import exchanges, shares, source_units
 
 PRIMITIVE_S = 2e-3
 """Command and commit round trip of one primitive."""
 GROUP_SETUP_S = 5e-3
 """Making the communicators of one transition, for each device that takes part."""
+COPYING, HASHING = "state.copy_bytes_per_s", "state.hash_bytes_per_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Loads:
 
     def __init__(self, dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], cluster: Cluster) -> None:
         self._cluster = cluster
+        self._rates = {name: state_bytes_per_s(link) for name, link in cluster.links.items()}
+        self._together = of_link(cluster.links["intra"], "state.all_bytes_per_s")
+        kinds = cluster.kinds.values()
+        copying, hashing = (min(of_kind(kind, name) for kind in kinds) for name in (COPYING, HASHING))
         self._known: dict[tuple[int, Sequence[int]], tuple[Pairs, Load, Mapping[int, int]]] = {}
         """(id of what is moved, nodes) → it, so that the id stays its own; its load; what each device stages."""
         self.of: dict[str, Load] = {}
@@ -72,6 +79,10 @@ class Loads:
                     device = exchange.devices[index]
                     if size > self.staging_bytes.get(device, 0):
                         self.staging_bytes[device] = size
+            if isfinite(copying) or isfinite(hashing):
+                first = group[0].id
+                beside_s = _copied_bytes(group, exchange, schema) / copying + _hashed_bytes(group, schema) / hashing
+                self.of[first] = replace(self.of[first], seconds=self.of[first].seconds + beside_s)
         for primitive in dag.primitives:
             if isinstance(primitive, Offload):
                 self.of[primitive.id] = Load(max(map(self._to_host_s, *zip(*primitive.hosts.items(), strict=True))))
@@ -92,9 +103,33 @@ class Loads:
             totals[name] += size
             traffic[source, target] = size
             for end in ((source, "out"), (target, "in")):
-                busy[end] += size / link.bytes_per_s + link.latency_s
-        load = Load(max(busy.values(), default=0.0), totals["intra"], totals["inter"])
+                busy[end] += size / self._rates[name] + link.latency_s
+        seconds = max(busy.values(), default=0.0)
+        if isfinite(self._together):
+            inside = Counter[int]()
+            for (source, target), size in traffic.items():
+                inside[nodes[source]] += size if nodes[source] == nodes[target] else 0
+            seconds = max(seconds, max(inside.values(), default=0) / self._together)
+        load = Load(seconds, totals["intra"], totals["inter"])
         return load, staging_bytes(traffic, bucket_of(schema))
+
+
+def _copied_bytes(group: Sequence[Primitive], exchange: Exchange, schema: StateSchema) -> int:
+    """The most that one device allocates and does not receive: what it has already, and is cut anew."""
+    copied = Counter[int]()
+    for primitive in group:
+        copied.update(primitive.acquires)
+    for (_, target), elements in exchange.pattern.pairs.items():
+        copied[exchange.devices[target]] -= elements * schema.element_bytes
+    return max(0, *copied.values())
+
+
+def _hashed_bytes(group: Sequence[Primitive], schema: StateSchema) -> int:
+    """The most that one device holds of units that must be equal to be merged."""
+    units = source_units(group)
+    if len(units) < 2 or not any(isinstance(primitive, Merge) for primitive in group):
+        return 0
+    return max(stored_bytes(EMUSet(units), {group[0].model_stage: schema}).values())
 
 
 def with_groups(staging_bytes: Mapping[int, int], cluster: Cluster) -> dict[int, int]:
