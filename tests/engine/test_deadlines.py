@@ -15,6 +15,7 @@ from nereus.engine.apply import environment
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew, Reply, grace_s
 from nereus.engine.executor import TransitionExecutor
+from nereus.engine.transports.attach import CARD_BYTES
 from nereus.trainer.weights import moving_s
 from nereus.transition.compile import connect
 from nereus.transition.routes import fingerprint
@@ -53,8 +54,8 @@ class StoppedPeer(Crew):
     def answer(self, message: Message) -> Reply:
         sizes = {"used_bytes": 0, "capacity_bytes": None, "received_bytes": 0, "sent_bytes": 0, "staged": ()}
         routes = fingerprint(self.dag, {ms: SCHEMAS[ms] for ms in (TRAINING,)})
-        logical = {TRAINING: COUNTERS}
-        return Message(message.name, {**sizes, "routes": routes, "logical": logical, "environment": environment()})
+        told = {"logical": {TRAINING: COUNTERS}, "environment": environment(), "card": bytes(CARD_BYTES)}
+        return Message(message.name, {**sizes, **told, "routes": routes})
 
     def gather(self, tickets: Collection[int], timeout_s: float) -> dict[int, Reply]:
         late = WorkerLostError(STOPPED, f"no answer within {timeout_s:.3g} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -255,6 +256,66 @@ def test_a_source_that_ends_between_its_offer_and_the_reading_is_an_error(monkey
     assert "has ended" in errors[1][0]
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_source_waits_for_those_who_read_it_unless_it_is_kept_anyhow(kept: bool) -> None:
+    """The target begins to read once the source has ended, or after a while in which it should not end."""
+    ended = threading.Event()
+    content, room = torch.arange(1000.0), torch.zeros(1000)
+    early: list[bool] = []
+
+    def act(transport: Torch) -> None:
+        sides = ({}, {0: [Part(room, room.dtype)]}) if transport.rank else ({1: [Part(content, content.dtype)]}, {})
+        exchange = Exchange(transport, *sides, LIMIT, BUCKET_BYTES, _raise, kept)
+        if transport.rank:
+            exchange.run(lambda: early.append(ended.wait(20 if kept else 0.2)))
+        else:
+            exchange.run(lambda: None)
+            ended.set()
+
+    on_threads(2, act)
+    assert early == [kept]
+    assert torch.equal(room, content)
+
+
+def test_a_target_that_does_not_say_that_it_has_read_is_an_error_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+    over = threading.Event()
+
+    def act(transport: Torch) -> None:
+        part = [Part(torch.zeros(10), torch.float32)]
+        if transport.rank:
+            exchange = Exchange(transport, {}, {0: part}, LIMIT, BUCKET_BYTES, _raise)
+            monkeypatch.setattr(exchange._direct, "tell", over.wait)
+            exchange.run(lambda: None)
+        else:
+            brief = Torch(transport.group, 0.5)
+            Exchange(brief, {1: part}, {}, LIMIT, BUCKET_BYTES, lambda error: errors.append(str(error))).run(_nothing)
+            over.set()
+
+    on_threads(2, act)
+    assert len(errors) == 1
+    assert "hearing from rank 1 that it has read failed (deadline of 0.5 s)" in errors[0]
+
+
+def test_ranks_whose_cards_are_known_show_none() -> None:
+    """What they know decides: a card of nobody is not tried, a true one is read from, and both sides agree."""
+    cards = [attach.card(), bytes(attach.CARD_BYTES), attach.card()]
+    found: dict[int, tuple[dict[int, bool], set[int]]] = {}
+
+    def act(transport: Torch) -> None:
+        neighbours = transport.group.neighbours
+        neighbours.cards = cards
+        others = [rank for rank in range(3) if rank != transport.rank]
+        neighbours.meet(transport, others, others, _raise)
+        found[transport.rank] = (dict(neighbours.readers), {r for r, process in neighbours.sources.items() if process})
+
+    on_threads(3, act)
+    readable = {0, 2}
+    for rank, (readers, sources) in found.items():
+        assert sources == readable - {rank}
+        assert readers == {other: rank in readable for other in {0, 1, 2} - {rank}}
+
+
 def test_ranks_that_have_met_do_not_meet_again() -> None:
     def act(transport: Torch) -> None:
         neighbours, errors = transport.group.neighbours, list[NereusError]()
@@ -275,6 +336,10 @@ FIRST = {(me, min(other for other in range(3) if other != me)) for me, _ in perm
 
 def _raise(error: NereusError) -> None:
     raise error
+
+
+def _nothing() -> None:
+    """Nothing to do meanwhile."""
 
 
 def _ended(*_: int) -> int:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Changes whenever workers of two versions would cut the same moves into different messages."""
 
 
@@ -103,15 +103,17 @@ class Transition:
         }
 
     def _look(self, _: Message) -> Message:
-        """The counters of every live position, memory, and what the environment is."""
+        """The counters of every live position, memory, what the environment is, and how to read this process."""
         logical = {position.unit.model_stage: position.logical for position in self._worker.positions}
-        fields = {"logical": logical, "environment": environment(), **self._worker.memory()}
+        fields = {"logical": logical, "environment": environment(), "card": self._worker.groups.card}
+        fields |= self._worker.memory()
         return Message("transition.look", fields)
 
     def _begin(self, message: Message) -> None:
         """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
         fields, device = message.fields, self._worker.device
         group = self._worker.groups.make(fields["group"], fields["members"], fields["timeout_s"])
+        group.neighbours.cards = fields["cards"]
         dag, schemas = fields["dag"], {ms: self._known(ms, told) for ms, told in fields["schemas"].items()}
         if fingerprint(dag, schemas) != fields["routes"]:
             raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")

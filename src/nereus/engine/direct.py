@@ -2,14 +2,15 @@
 
 Owns who may read whom in a group, and one exchange's part of it: a source offers the places of what it would send, the
 target reads them into its own tensors and says when it is done; until then the source's memory stays as it is. A target
-that says nothing by the deadline is an error of the source, and what it has read then counts for nothing. Of another
-dtype than the one that travels, the target reads what is stored, where it knows that dtype, and converts it. What a
-source cannot offer (it converts itself, it is not in the memory of the host, its pieces are tiny) travels as messages.
+that says nothing by the deadline is an error of the source, and what it has read then counts for nothing. Nothing is
+said where the caller keeps sources as they are until every rank has ended its part anyhow. Of another dtype than the
+one that travels, the target reads what is stored, where it knows that dtype, and converts it. What a source cannot
+offer (it converts itself, it is not in the memory of the host, its pieces are tiny) travels as messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,20 @@ class Neighbours:
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
+        self.cards: Sequence[bytes] | None = None
+        """By rank, where all have them from elsewhere; else each pair exchanges its own."""
         self.readers: dict[int, bool] = {}
         """Rank → whether it reads from this one."""
         self.sources: dict[int, Process | None] = {}
         """Rank → its process where this one reads from it."""
 
+    @property
+    def card(self) -> bytes:
+        """This process's own."""
+        return card() if self._enabled else bytes(CARD_BYTES)
+
     def meet(self, transport: Torch, targets: Collection[int], sources: Collection[int], note: Note) -> None:
-        """A source shows its card, the target tries it and answers; those that have met are left out.
+        """A source shows its card if need be, the target tries it and answers; those that have met are left out.
 
         Errors of a peer go to `note`; the pair then has messages, as has every pair on CUDA.
         """
@@ -68,11 +76,11 @@ class Neighbours:
             return
         new_targets = sorted(set(targets) - self.readers.keys())
         new_sources = sorted(set(sources) - self.sources.keys())
-        mine = card() if self._enabled else bytes(CARD_BYTES)
-        cards = _Letters(transport, dict.fromkeys(new_targets, mine), dict.fromkeys(new_sources, CARD_BYTES), note)
+        shown, hidden = (new_targets, new_sources) if self.cards is None else ((), ())
+        cards = _Letters(transport, dict.fromkeys(shown, self.card), dict.fromkeys(hidden, CARD_BYTES), note)
         verdicts = _Letters(transport, {}, dict.fromkeys(new_targets, 1), note)
         for source in new_sources:
-            told = cards.take(source, "its card")
+            told = cards.take(source, "its card") if self.cards is None else self.cards[source]
             self.sources[source] = find(told) if self._enabled and told is not None else None
             verdicts.send(source, bytes([self.sources[source] is not None]))
         for target in new_targets:
@@ -85,10 +93,16 @@ class Direct:
     """One rank's part of one exchange, as far as pairs that read are concerned."""
 
     def __init__(
-        self, transport: Torch, sends: Mapping[int, Parts], receives: Mapping[int, Parts], room_bytes: int, note: Note
+        self,
+        transport: Torch,
+        sends: Mapping[int, Parts],
+        receives: Mapping[int, Parts],
+        room_bytes: int,
+        note: Note,
+        kept: bool = False,
     ) -> None:
-        """The scratch buffer takes at most `room_bytes`."""
-        self._transport, self._note = transport, note
+        """The scratch buffer takes at most `room_bytes`. `kept`: sources stay until every rank has ended its part."""
+        self._transport, self._note, self._kept = transport, note, kept
         self._sends = {rank: cut for rank, parts in sends.items() if (cut := _cut(parts))}
         self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts))}
         received = (part for parts in self._receives.values() for part in parts)
@@ -161,6 +175,8 @@ class Direct:
 
         Messages of a pair match in the order both sides post them.
         """
+        if self._kept:
+            return
         self._done = _Letters(
             self._transport, dict.fromkeys(self._offers, b"\1"), dict.fromkeys(self.read_by, 1), self._note
         )

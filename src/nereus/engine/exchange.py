@@ -42,7 +42,8 @@ class Exchange:
 
     `note` hears of errors; where it returns, peers get all their messages anyhow.
     `limit` bounds bundles and must be the same on every rank (`bundle_bytes`); each of the two staging buffers takes
-    at most `bucket_bytes`, or one round where that is more. Ranks are those of the transport.
+    at most `bucket_bytes`, or one round where that is more. Ranks are those of the transport. Where what is sent is
+    `kept` as it is until every rank has run, nobody waits for those who read it.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Exchange:
         limit: int,
         bucket_bytes: int,
         note: Callable[[NereusError], None],
+        kept: bool = False,
     ) -> None:
         self._transport = transport
         self._note = note
-        self._direct = Direct(transport, sends, receives, max(limit, bucket_bytes), note)
+        self._direct = Direct(transport, sends, receives, max(limit, bucket_bytes), note, kept)
         self._sends, self._receives = sends, receives
         self._limit, self._bucket_bytes = limit, bucket_bytes
         self._opened = False

@@ -85,7 +85,7 @@ class TransitionExecutor:
             self._fitted(dag, reports, progress.traffic)
             moved_bytes = max(_most_bytes(progress.traffic.values()), staged_bytes(dag))
             progress.timeout_s = self._timeout_s + moved_bytes / SLOWEST_BYTES_PER_S
-            self._begin(progress, _logical(dag, reports))
+            self._begin(progress, reports)
             before = self._checked(dag)
             self._walk(progress)
             self._verified(dag, before)
@@ -126,16 +126,17 @@ class TransitionExecutor:
         """What each acquiring primitive sends, by pair of devices."""
         return pair_bytes(dag, {ms: self._schemas[ms] for ms in _model_stages(dag)})
 
-    def _begin(self, progress: Progress, logical: Mapping[ModelStage, LogicalState]) -> None:
+    def _begin(self, progress: Progress, reports: Reports) -> None:
         """One group of all members, the same routes everywhere, and a first byte over every pair that will be used."""
         dag = progress.dag
         members = sorted(dag.devices)
         fields: dict[str, Any] = {
             "dag": dag,
             "schemas": {ms: self._schemas[ms] for ms in _model_stages(dag)},
-            "logical": logical,
+            "logical": _logical(dag, reports),
             "group": f"transition#{next(_NUMBERS)}",
             "members": members,
+            "cards": [reports[device].fields["card"] for device in members],
             "timeout_s": progress.timeout_s,
         }
         fields["routes"] = fingerprint(dag, fields["schemas"])

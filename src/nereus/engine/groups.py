@@ -334,6 +334,11 @@ class GroupRegistry:
         return distributed.ProcessGroupGloo(store, rank, size, options)
 
     @property
+    def card(self) -> bytes:
+        """What others need to read this process's memory."""
+        return Neighbours(self._read_memory).card
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The groups that exist."""
         return tuple(self._groups)

@@ -78,8 +78,11 @@ class Mover:
         self._bucket_bytes = bucket_bytes(tensors, dtypes, share)
 
     def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
-        """Send and receive all that concerns this device, once. As `prepare`."""
-        return self.prepare(moves, source, target, most_peers).run()
+        """Send and receive all that concerns this device, once, as `prepare`.
+
+        What is sent must stay as it is until every device has run: nobody waits for those who read it.
+        """
+        return self.prepare(moves, source, target, most_peers, kept=True).run()
 
     def prepare(
         self,
@@ -88,12 +91,13 @@ class Mover:
         target: Find,
         most_peers: int | None = None,
         stored: Mapping[Kind, str] | None = None,
+        kept: bool = False,
     ) -> Prepared:
         """All that concerns this device of `moves`; `source` and `target` find its positions for one.
 
         `most_peers` is the most that any device sends to or receives from, equal on all devices; None: `moves` are
         those of every device. `stored` are the dtypes that the sources store, by kind, where those are others than
-        travel.
+        travel. `kept`: what is sent stays as it is until every device has run.
         """
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
         sends: dict[int, list[Part]] = {}
@@ -111,7 +115,7 @@ class Mover:
         if self._transport is not None and (sends or receives):
             peers = most_peers_of(moves) if most_peers is None else most_peers
             limit = bundle_bytes(self._bucket_bytes, peers)
-            exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop)
+            exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop, kept)
         return Prepared(tuple(own), exchange, Traffic(_total(receives), _total(sends)), self._ledger)
 
     def _rank(self, device: int) -> int:
