@@ -16,8 +16,8 @@ ORDERS = (
     Mutation(
         "never read what was built in this transition",
         "transition/run.py",
-        "for holder in (*sources, *made):",
-        "for holder in sources:",
+        "part.free((*sources, *made))",
+        "part.free(sources)",
         TREE,
     ),
     Mutation(
@@ -44,7 +44,7 @@ ORDERS = (
     Mutation(
         "serve one small unit after another from a large one",
         "transition/run.py",
-        "share = len(senders) // len(build.acquires) - 1",
+        "share = sum([len(holder.unit.devices) for holder in sources]) // len(build.acquires) - 1",
         "share = 0",
         TESTS + "test_a_large_unit_serves_several_small_ones_at_once",
     ),

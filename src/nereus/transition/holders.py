@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nereus.core import EMU
 from nereus.transition.decompose import Build, LocalDAG
-from nereus.transition.site import Site
+from nereus.transition.site import Site, Spot
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A whole unit. `maker` built it in this transition; `groups` read it, `pending` of them have not committed."""
+    """A whole unit of `part`. `maker` built it in this transition; `groups` read it, `pending` have not committed."""
 
     unit: EMU
+    part: Part
+    spot: Spot
     goes: bool = False
     maker: Build | None = None
     groups: list[Build] = field(default_factory=list)
@@ -28,12 +30,16 @@ class Holder:
 
 def duration(build: Build, sources: tuple[Holder, ...], site: Site) -> float:
     """Bytes that the busiest device sends or receives, `site.far` times as many where nodes are crossed."""
-    sending = sum(len(holder.unit.devices) for holder in sources)
+    sending = sum([len(holder.unit.devices) for holder in sources])
     busiest = max(build.received_bytes, build.moved_bytes / sending)
-    if site.far > 1 and busiest:
-        units = (*build.goals, *(holder.unit for holder in sources))
-        return busiest * site.far if site.cross(units) else busiest
-    return busiest
+    if site.far <= 1 or not busiest:
+        return busiest
+    nodes = 0
+    for goal in build.goals:
+        nodes |= site.spot(goal.devices).nodes
+    for holder in sources:
+        nodes |= holder.spot.nodes
+    return busiest * site.far if nodes & (nodes - 1) else busiest
 
 
 class Part:
@@ -42,15 +48,21 @@ class Part:
     def __init__(self, local: LocalDAG, site: Site, fresh: bool = False) -> None:
         self.local = local
         self._fresh = fresh
-        self.holders = {unit: Holder(unit) for unit in local.kept}
-        self.holders |= {unit: Holder(unit, goes=True) for unit in local.left}
+        self.going = [Holder(unit, self, site.spot(unit.devices), True) for unit in local.left]
+        """Units of the start that leave."""
+        self.holders = [Holder(unit, self, site.spot(unit.devices)) for unit in local.kept]
+        """All units, gone or not: those of the start, then those built."""
+        self.holders += self.going
+        self.old = {holder.unit.devices: holder for holder in self.holders}
+        """Devices → the unit of the start on them."""
         self.open = 0
         """Groups without fixed sources that have not started."""
         for build in local.builds:
             self.open += not build.sources
             for unit in build.sources:
-                self.holders[unit].groups.append(build)
-                self.holders[unit].pending += 1
+                holder = self.old[unit.devices]
+                holder.groups.append(build)
+                holder.pending += 1
         self.alive = len(self.holders)
         """Whole units, of which new replicas can be read."""
         self.settled = False
@@ -64,45 +76,42 @@ class Part:
         """Node → when a unit on it becomes free next."""
         self._idle: tuple[dict[int, deque[Holder]], dict[int, deque[Holder]]] = ({}, {})
         """Units of the start, and units built in this transition: node → those believed to be free."""
-        for holder in self.holders.values():
-            self.free(holder)
+        self.free(self.holders)
 
     @property
     def spare(self) -> bool:
         """Whether a unit may leave: another one is there, where one has to be read one that can be."""
         return self.alive > 1 or (self.local.elsewhere and not self.open)
 
-    def free(self, holder: Holder) -> None:
-        """`holder` may be read again."""
-        if holder.queued or not self.open:
-            return
-        holder.queued = True
-        idle = self._idle[holder.maker is not None]
-        idle.setdefault(self._site.node(holder.unit), deque()).append(holder)
+    def free(self, holders: Iterable[Holder]) -> None:
+        """They may be read again."""
+        for holder in holders if self.open else ():
+            if not holder.queued:
+                holder.queued = True
+                idle = self._idle[holder.maker is not None]
+                idle.setdefault(holder.spot.node, deque()).append(holder)
 
-    def take(self, build: Build, busy: Set[int], resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
+    def take(self, build: Build, busy: int, resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
         """What `build` reads: a unit on its node before others, one of the start before a new one unless `fresh`.
 
-        More than one when a unit has fewer devices than are to be built. Units that turn out to be busy go to
+        More than one when a unit has fewer devices than are to be built. Units that turn out to be `busy` go to
         `resting`, each with a device that keeps it so. What has to leave for the group is not read by it.
         """
-        node = self._site.node(build.goals[0])
+        node = self._site.spot(build.goals[0].devices).node
         found: list[Holder] = []
         apart: list[Holder] = []
-        chosen: set[int] = set()
         wanted = len(build.acquires)
         while wanted > 0 and (holder := self._next(node)) is not None:
             devices = holder.unit.devices
             if holder.goes and not holder.offloaded and not build.acquires.keys().isdisjoint(devices):
                 apart.append(holder)
-            elif busy.isdisjoint(devices) and chosen.isdisjoint(devices):
-                found.append(holder)
-                chosen.update(devices)
-                wanted -= len(devices)
+            elif busy & holder.spot.devices:
+                resting.append((self._site.first(devices, busy), holder))
             else:
-                resting.append((next(device for device in devices if device in busy or device in chosen), holder))
-        for holder in apart:
-            self.free(holder)
+                found.append(holder)
+                busy |= holder.spot.devices
+                wanted -= len(devices)
+        self.free(apart)
         return tuple(found)
 
     def _next(self, node: int) -> Holder | None:
@@ -119,10 +128,10 @@ class Part:
                 return holder
         return None
 
-    def has_another(self, holder: Holder, busy: Set[int]) -> bool:
+    def has_another(self, holder: Holder, busy: int) -> bool:
         """Whether another unit than `holder` can be read now."""
         return any(
-            other is not holder and not other.gone and busy.isdisjoint(other.unit.devices)
+            other is not holder and not other.gone and not busy & other.spot.devices
             for idle in self._idle
             for holders in idle.values()
             for other in holders
@@ -140,14 +149,15 @@ class Part:
     def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
         """What `build` reads and makes becomes free at `end`."""
         if self._site.far > 1:
-            for unit in (*build.goals, *(holder.unit for holder in sources)):
-                node = self._site.node(unit)
-                known = self._coming.get(node, now)
-                self._coming[node] = min(known, end) if known > now else end
+            spots = [self._site.spot(goal.devices) for goal in build.goals]
+            spots.extend([holder.spot for holder in sources])
+            for spot in spots:
+                known = self._coming.get(spot.node, now)
+                self._coming[spot.node] = end if known <= now or end < known else known
 
     def worth_waiting(self, build: Build, now: float) -> bool:
         """Whether a unit on the node of `build` that is in use now ends it sooner than one from elsewhere."""
-        node, (old, new) = self._site.node(build.goals[0]), self._idle
+        node, (old, new) = self._site.spot(build.goals[0].devices).node, self._idle
         if node in old or node in new:
             return False
         end = self._coming.get(node, 0.0)

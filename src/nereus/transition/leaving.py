@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from math import inf
 
 from nereus.transition.decompose import Build
@@ -17,32 +17,35 @@ class Leaving:
 
     def __init__(self, progress: Progress) -> None:
         self._run = progress
-        self._on: dict[int, list[Holder]] = defaultdict(list)
+        self._stored: dict[int, dict[int, int]] = {}
+        """id of a unit → bytes stored, by device."""
+
+    @cached_property
+    def _on(self) -> dict[int, list[Holder]]:
         """Device that may run short → units on it that go."""
-        capacity = progress.room.capacity
-        for holder in (h for part in progress.parts.values() for h in part.holders.values() if h.goes):
-            for device in capacity.keys() & holder.unit.devices if capacity else ():
-                self._on[device].append(holder)
+        found: dict[int, list[Holder]] = {}
+        for part in self._run.parts.values():
+            for holder in part.going:
+                for device in self._run.room.capacity.keys() & holder.unit.devices:
+                    found.setdefault(device, []).append(holder)
+        return found
 
     def on(self, device: int) -> list[Holder]:
         """Units that go and are still there, on a device that may run short."""
         return [holder for holder in self._on.get(device, ()) if not holder.gone]
 
-    def in_the_way(self, holder: Holder) -> bool:
-        """Whether a device of the unit may run short."""
-        return not self._on.keys().isdisjoint(holder.unit.devices)
-
     def dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> None:
         """Destroy those that nobody has to read any more; `wanted` waits for their memory."""
-        for holder in list(holders):
+        for holder in holders:
             if holder.goes and not holder.gone and not holder.pending:
-                part = self._run.of(holder)
+                part = holder.part
                 if part.spare and (not part.open or self._sooner(part, holder, wanted)):
                     self.destroy(holder)
 
     def _sooner(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
         """Whether a unit that new replicas could still be read from leaves for its memory."""
-        if wanted is None and self._run.waiting.short.keys().isdisjoint(holder.unit.devices):
+        short = self._run.waiting.short
+        if wanted is None and (not short or short.keys().isdisjoint(holder.unit.devices)):
             return False
         if wanted is not None and self._run.part(wanted) is part:  # another unit must be read
             if part.has_another(holder, self._run.busy):
@@ -71,7 +74,7 @@ class Leaving:
         for build in builds:
             holder = self._most_useful(self._run.room.short(build), left)
             if holder is not None:
-                left[id(self._run.of(holder))] -= 1
+                left[id(holder.part)] -= 1
                 self.drop(holder)
                 if dropped:
                     self._run.minds.add("eager")
@@ -86,39 +89,55 @@ class Leaving:
         that have another and some `left`."""
         best: tuple[tuple[float, int], Holder] | None = None
         for holder in dict.fromkeys(h for device in short for h in self.on(device)):
-            part = self._run.of(holder)
-            if part.alive > 1 and left[id(part)] > 0:
-                releases = self.releases(holder, drop=True)
-                gain = sum(min(releases[device], short[device]) for device in releases.keys() & short.keys())
+            if holder.part.alive > 1 and left[id(holder.part)] > 0:
+                gain = self._gain(holder, short)
                 worth = (-self._loss(holder) / gain, gain) if gain else (-inf, 0)
                 if gain and (best is None or worth > best[0]):
                     best = (worth, holder)
         return None if best is None else best[1]
 
+    def _gain(self, holder: Holder, short: Mapping[int, int]) -> int:
+        """Bytes of what is `short` that are free once the unit is dropped."""
+        stored, gain = self._bytes(holder), 0
+        if holder.offloaded:
+            return 0
+        started = [build for build in holder.groups if self._run.started(build)]
+        for device in stored.keys() & short.keys():
+            freed = stored[device] - sum([build.kept_bytes.get(device, 0) for build in started])
+            gain += min(freed, short[device])
+        return gain
+
     def _loss(self, holder: Holder) -> int:
         """Bytes that groups receive more at most, all together, if they cannot read it."""
         waiting = (build for build in holder.groups if not self._run.started(build))
-        return sum(self._run.part(build).local.loss(build, holder.unit) for build in waiting)
+        return sum(holder.part.local.loss(build, holder.unit) for build in waiting)
+
+    def _bytes(self, holder: Holder) -> dict[int, int]:
+        """Bytes that the unit stores, by device."""
+        found = self._stored.get(id(holder))
+        if found is None:
+            unit = holder.unit
+            stored = holder.part.local.pricing.stored(unit.layout)
+            found = self._stored[id(holder)] = dict(zip(unit.devices, stored, strict=True))
+        return found
 
     def drop(self, holder: Holder) -> None:
         """No group that has not started reads the unit any more, and it leaves."""
-        part = self._run.of(holder)
+        part = holder.part
         for build in [build for build in holder.groups if not self._run.started(build)]:
             part.local.drop(build, holder.unit)
             holder.groups.remove(build)
             if not build.sources:
                 part.open += 1
-                for other in part.holders.values():
-                    part.free(other)
+                part.free(part.holders)
         holder.pending = 0
         self.destroy(holder)
 
     def releases(self, holder: Holder, drop: bool = False) -> dict[int, int]:
         """Bytes that its Destroy frees by device: storage that goal units have taken over stays."""
-        local, unit = self._run.of(holder).local, holder.unit
         if holder.offloaded:
             return {}
-        found = dict(zip(unit.devices, local.pricing.stored(unit.layout), strict=True))
+        found = dict(self._bytes(holder))
         for build in holder.groups:
             if not drop or self._run.started(build):
                 for device in build.kept_bytes.keys() & found.keys():
@@ -127,10 +146,9 @@ class Leaving:
 
     def destroy(self, holder: Holder) -> None:
         """The unit leaves."""
-        part = self._run.of(holder)
         step = Step(holder=holder, releases=self.releases(holder))
         holder.gone = True
-        part.alive -= 1
+        holder.part.alive -= 1
         self._free(step)
 
     def offload(self, holder: Holder) -> None:
@@ -144,6 +162,5 @@ class Leaving:
         self._run.order.append(step)
         self._run.room.release(step)
         self._run.waiting.release(step.releases.keys())
-        part = self._run.of(step.holder) if step.holder is not None else None
-        if part is not None and part.shy:
-            self._run.waiting.serve(part)
+        if step.holder is not None and step.holder.part.shy:
+            self._run.waiting.serve(step.holder.part)

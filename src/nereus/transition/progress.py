@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nereus.core import ModelStage
 from nereus.transition.decompose import Build
-from nereus.transition.holders import Holder, Part
+from nereus.transition.holders import Part
 from nereus.transition.room import Room, Step
 from nereus.transition.rule import Rule
 from nereus.transition.waiting import Waiting
@@ -23,18 +23,14 @@ class Progress:
     order: list[Step] = field(default_factory=list)
     steps: dict[int, Step] = field(default_factory=dict)
     """id of a group → its step."""
-    busy: set[int] = field(default_factory=set)
-    """Devices that take part in a group."""
+    busy: int = 0
+    """Devices that take part in a group, a bit each."""
     minds: set[str] = field(default_factory=set)
     """Fields of the rule that have made a difference, or would have: a rule that differs in others goes alike."""
 
     def part(self, build: Build) -> Part:
         """The model-stage that a group builds."""
         return self.waiting.part(build)
-
-    def of(self, holder: Holder) -> Part:
-        """The model-stage of a unit."""
-        return self.parts[holder.unit.model_stage]
 
     def started(self, build: Build) -> bool:
         """Whether a group has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from nereus.transition.decompose import Build
@@ -45,20 +46,37 @@ class Room:
             if device in capacity and level + buffer_bytes > capacity[device]
         }
         self._start = {device: used.get(device, 0) for device in self.capacity}
+        self._wanted: dict[int, tuple[dict[int, int], list[tuple[int, int, int]]]] = {}
+        """Index of a group → what it acquires, and that as (device, bytes, capacity) of the devices looked at."""
+        self._empty()
+
+    def _empty(self) -> None:
         self._level = dict(self._start)
         self._acquired: dict[int, int] = defaultdict(int)
         self._releasers: dict[int, list[Step]] = defaultdict(list)
 
+    def afresh(self) -> Room:
+        """The same before anything has been acquired, for another order of the same groups."""
+        made = copy(self)
+        made._empty()
+        return made
+
+    def wanted(self, build: Build) -> list[tuple[int, int, int]]:
+        """(device, bytes acquired, capacity) of the devices of a group that could run short."""
+        known = self._wanted.get(build.index)
+        if known is None or known[0] is not build.acquires:
+            capacity = self.capacity
+            found = [(d, size, capacity[d]) for d, size in build.acquires.items() if size and d in capacity]
+            known = self._wanted[build.index] = (build.acquires, found)
+        return known[1]
+
     def short(self, build: Build) -> dict[int, int]:
         """Device → bytes missing for a group now."""
-        if not self.capacity:
+        level = self._level
+        if not level:
             return {}
-        level, capacity = self._level, self.capacity
-        return {
-            device: over
-            for device, wanted in build.acquires.items()
-            if wanted and device in capacity and (over := level[device] + wanted - capacity[device]) > 0
-        }
+        wanted = self.wanted(build)
+        return {d: over for d, size, limit in wanted if (over := level[d] + size - limit) > 0} if wanted else {}
 
     def levels(self) -> dict[int, int]:
         """Bytes in use now on each device that could run short."""
@@ -70,10 +88,7 @@ class Room:
         if not self.capacity or build is None:
             return
         before: set[int] | None = None
-        for device, wanted in build.acquires.items():
-            limit = self.capacity.get(device)
-            if limit is None or not wanted:
-                continue
+        for device, wanted, limit in self.wanted(build):
             level = self._start[device] + self._acquired[device] + wanted
             self._acquired[device] += wanted
             self._level[device] += wanted

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 
 from nereus.core import EMU, Layout
@@ -39,7 +39,7 @@ class Run:
         self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule, limit_bytes: float = inf
     ) -> None:
         parts = {local.model_stage: Part(local, site, rule.fresh) for local in locals_}
-        waiting = Waiting(parts, rule.longest_first)
+        waiting = Waiting(parts, site, rule.longest_first)
         self.site = site
         self.span_bytes = 0.0
         self.late = False
@@ -47,8 +47,11 @@ class Run:
         self._limit_bytes = limit_bytes
         self._so_far = Progress(parts, room, rule, waiting)
         self.leaving = Leaving(self._so_far)
-        self.room, self._waiting, self._parts, self._busy = room, waiting, parts, self._so_far.busy
-        self._running: list[tuple[float, int, Build]] = []
+        self.room, self._waiting, self._parts = room, waiting, parts
+        self._running: list[tuple[float, int, int, Build]] = []
+        """End, index, devices as bits and group of those that have started."""
+        self._bits = [_bits(build, site) for local in locals_ for build in local.builds]
+        """Devices of each group's goal units."""
         sizes = [build.received_bytes for local in locals_ for build in local.builds]
         if any(before < after for before, after in pairwise(sizes)):
             self._so_far.minds.add("longest_first")
@@ -70,7 +73,8 @@ class Run:
 
     def walk(self) -> Stuck | None:
         """Everything, or as far as it goes, or until it is late."""
-        self.leaving.dismiss(holder for part in self._parts.values() for holder in part.holders.values())
+        for part in self._parts.values():
+            self.leaving.dismiss(part.going)
         while True:
             while self._waiting.some and not self.late:
                 for build in self._waiting.ready():
@@ -103,20 +107,19 @@ class Run:
 
     def idle(self, build: Build) -> bool:
         """Whether the devices of a group and of what it reads are free."""
-        return self._busy.isdisjoint(build.acquires) and all(
-            self._busy.isdisjoint(unit.devices) for unit in build.sources
-        )
+        used = _joined(self._bits[build.index], self._holders(build))
+        return not self._so_far.busy & used
 
     def begin(self, build: Build) -> bool:
         """Start a group that has room and free devices, if it reads certain units or there is one to read."""
         part = self.part(build.goals[0])
-        sources = tuple(part.holders[unit] for unit in build.sources)
+        sources = self._holders(build)
         if not sources:
             sources = self._choose(part, build)
             if not sources:
                 return False
             self._read(part, build, sources)
-        self._start(build, sources)
+        self._start(build, sources, _joined(self._bits[build.index], sources))
         return True
 
     def commit_next(self) -> None:
@@ -134,7 +137,7 @@ class Run:
 
     def holder(self, unit: EMU) -> Holder:
         """A unit of the start."""
-        return self.part(unit).holders[unit]
+        return self.part(unit).old[unit.devices]
 
     def sub(self, build: Build) -> Layout:
         """T_sub of the model-stage that a group builds."""
@@ -156,7 +159,7 @@ class Run:
         part.shy = []
         while part.queue:
             build = heappop(part.queue)[2]
-            if not self._can_start(build, build.acquires.keys()):
+            if not self._can_start(build, self._bits[build.index]):
                 continue
             if self.site.far > 1 and part.worth_waiting(build, self.span_bytes):
                 waiting.append(build)
@@ -166,10 +169,10 @@ class Run:
                 waiting.append(build)
                 break
             self._read(part, build, sources)
-            waiting.extend(self._join(part, build, {d for holder in sources for d in holder.unit.devices}))
+            waiting.extend(self._join(part, build, sources))
             if not part.open:
-                self.leaving.dismiss(part.holders.values())
-            self._start(build, sources)
+                self.leaving.dismiss(part.going)
+            self._start(build, sources, _joined(self._bits[build.index], sources))
         for build in waiting:
             heappush(part.queue, self._waiting.entry(build))
 
@@ -181,47 +184,50 @@ class Run:
             holder.pending += 1
         part.open -= 1
 
-    def _join(self, part: Part, build: Build, senders: Set[int]) -> list[Build]:
+    def _join(self, part: Part, build: Build, sources: Sequence[Holder]) -> list[Build]:
         """Units with more devices than are to be built serve several new ones at once, if there are more than units.
 
         Returns those that could start, but not together with `build`.
         """
         apart: list[Build] = []
-        share = len(senders) // len(build.acquires) - 1
+        share = sum([len(holder.unit.devices) for holder in sources]) // len(build.acquires) - 1
         if share > 0:
             share = min(share, part.open // (part.old_units() + 1))
+        senders = _joined(0, sources) if share > 0 else 0
         while share > 0 and part.queue:
             other = heappop(part.queue)[2]
-            if not self._can_start(other, other.acquires.keys()):
+            if not self._can_start(other, self._bits[other.index]):
                 continue
-            if not senders.isdisjoint(other.acquires):
+            if senders & self._bits[other.index]:
                 apart.append(other)
                 continue
             part.open -= 1
             self.steps[id(other)] = self.steps.setdefault(id(build), Step(build))
             build.goals = (*build.goals, *other.goals)
             build.acquires = build.acquires | other.acquires
+            self._bits[build.index] |= self._bits[other.index]
             build.received_bytes = max(build.received_bytes, other.received_bytes)
             build.moved_bytes += other.moved_bytes
             share -= 1
         return apart
 
-    def _can_start(self, build: Build, devices: Set[int]) -> bool:
-        """Whether memory and devices are free; if not, the group is left with what it waits for."""
+    def _can_start(self, build: Build, used: int, sources: Sequence[Holder] = ()) -> bool:
+        """Whether memory and the devices `used` are free; if not, the group is left with what it waits for."""
         short = self.room.short(build)
         if short:
             self.leaving.dismiss([holder for device in short for holder in self.leaving.on(device)], build)
             short = self.room.short(build)
         if short:
             part, device = self._waiting.part(build), next(iter(short))
-            own = any(holder.unit in part.holders for holder in self.leaving.on(device))
+            own = any(holder.part is part for holder in self.leaving.on(device))
             if own and not build.sources:
                 part.shy.append(build)
             else:
                 self._waiting.lack(build, device)
             return False
-        if not self._busy.isdisjoint(devices):
-            self._waiting.rest(build, next(device for device in devices if device in self._busy))
+        if self._so_far.busy & used:
+            devices = chain(build.acquires, *(holder.unit.devices for holder in sources))
+            self._waiting.rest(build, self.site.first(devices, self._so_far.busy))
             return False
         return True
 
@@ -230,46 +236,67 @@ class Run:
         if not build.sources:
             self._waiting.queue(build)
             return
-        sources = tuple(self._waiting.part(build).holders[unit] for unit in build.sources)
-        if self._can_start(build, build.acquires.keys() | {d for holder in sources for d in holder.unit.devices}):
-            self._start(build, sources)
+        sources = self._holders(build)
+        used = _joined(self._bits[build.index], sources)
+        if self._can_start(build, used, sources):
+            self._start(build, sources, used)
+
+    def _holders(self, build: Build) -> tuple[Holder, ...]:
+        """The units that a group reads, all of the start, if it is known to read certain ones."""
+        old = self._waiting.part(build).old
+        return tuple([old[unit.devices] for unit in build.sources])
 
     def _choose(self, part: Part, build: Build) -> tuple[Holder, ...]:
         """Whole units for a group that may read any, as many as keep its devices busy."""
         resting: list[tuple[int, Holder]] = []
         if part.mixed:
             self._so_far.minds.add("fresh")
-        found = part.take(build, self._busy, resting)
+        found = part.take(build, self._so_far.busy, resting)
         for device, holder in resting:
             self._waiting.rest(holder, device)
         return found
 
-    def _start(self, build: Build, sources: tuple[Holder, ...]) -> None:
-        part = self._waiting.part(build)
-        step = self.steps.setdefault(id(build), Step(build))
+    def _start(self, build: Build, sources: tuple[Holder, ...], used: int) -> None:
+        part, steps = self._waiting.part(build), self._so_far.steps
+        step = steps.get(id(build))
+        if step is None:
+            step = steps[id(build)] = Step(build)
         step.sources = sources
-        self.room.acquire(step, self.steps)
-        self.order.append(step)
-        self._busy.update(build.acquires, *(holder.unit.devices for holder in sources))
+        self.room.acquire(step, steps)
+        self._so_far.order.append(step)
+        self._so_far.busy |= used
         end = self.span_bytes + duration(build, sources, self.site)
         self.late |= end >= self._limit_bytes
         part.announce(build, sources, self.span_bytes, end)
-        heappush(self._running, (end, build.index, build))
+        heappush(self._running, (end, build.index, used, build))
 
-    def _commit(self, end: float, _: int, build: Build) -> None:
+    def _commit(self, end: float, _: int, used: int, build: Build) -> None:
         """The goal units are whole; sources are free again; what nobody needs any more leaves."""
         self.span_bytes = end
-        part, sources = self._waiting.part(build), self.steps[id(build)].sources
-        made = [Holder(goal, maker=build) for goal in build.goals]
-        part.holders.update((holder.unit, holder) for holder in made)
+        part, sources = self._waiting.part(build), self._so_far.steps[id(build)].sources
+        made = [Holder(goal, part, self.site.spot(goal.devices), maker=build) for goal in build.goals]
+        part.holders += made
         part.alive += len(made)
         first, part.settled = not part.settled, True
-        devices = set(build.acquires).union(*(holder.unit.devices for holder in sources))
-        self._busy -= devices
+        self._so_far.busy &= ~used
         for holder in sources:
             holder.pending -= 1
-        for holder in (*sources, *made):
-            part.free(holder)
-        self._waiting.free(devices)
-        self.leaving.dismiss(part.holders.values() if first else sources)
+        part.free((*sources, *made))
+        self._waiting.free(used, (*build.goals, *(holder.unit for holder in sources)))
+        self.leaving.dismiss(part.going if first else sources)
         self._waiting.serve(part)
+
+
+def _bits(build: Build, site: Site) -> int:
+    """The devices of its goal units."""
+    found = 0
+    for goal in build.goals:
+        found |= site.spot(goal.devices).devices
+    return found
+
+
+def _joined(bits: int, holders: Iterable[Holder]) -> int:
+    """Those devices and those of some units."""
+    for holder in holders:
+        bits |= holder.spot.devices
+    return bits

@@ -97,13 +97,17 @@ def schedule(
     budget = TRIED_GROUPS if aim.tried_groups is None else aim.tried_groups
     minds: dict[int, Set[str]] = {}
     """id of a way → fields of rules that make a difference to it."""
+    rooms: dict[int, Room] = {}
+    """id of a way → the room for it."""
     for rule, locals_ in product(RULES, ways):
         if minds and ((budget <= 0 and impatient) or limit <= max(least, aim.enough_bytes)):
             break
         budget -= sum(len(local.builds) for local in locals_)
         if rule != RULES[0] and minds[id(locals_)].isdisjoint(rule.fields):
             continue
-        run, stuck = _attempt(locals_, memory, site, rule, lead, limit)
+        room = rooms[id(locals_)].afresh() if id(locals_) in rooms else _room(locals_, memory)
+        rooms[id(locals_)] = room
+        run, stuck = _attempt(locals_, room, site, rule, lead, limit)
         minds.setdefault(id(locals_), run.minds)
         if stuck is not None:
             blocked = _blocked(stuck, memory) if stuck.short_bytes or not blocked.short_bytes else blocked
@@ -115,15 +119,18 @@ def schedule(
     return _dag(start, goal, best, round(least))
 
 
+def _room(locals_: Sequence[LocalDAG], memory: Memory) -> Room:
+    builds = [build for local in locals_ for build in local.builds]
+    return Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
+
+
 def _attempt(
-    locals_: Sequence[LocalDAG], memory: Memory, site: Site, rule: Rule, lead: Lead | None, limit_bytes: float
+    locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule, lead: Lead | None, limit_bytes: float
 ) -> tuple[Run, Stuck | None]:
     fresh = [local.copy() for local in locals_]
-    builds = [build for local in fresh for build in local.builds]
-    room = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
     run = Run(fresh, room, site, rule, limit_bytes)
     if lead is not None:
-        follow(run, lead, builds)
+        follow(run, lead, [build for local in fresh for build in local.builds])
     return run, run.walk()
 
 

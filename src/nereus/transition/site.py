@@ -10,6 +10,15 @@ from nereus.transition.nodes import node_at, nodes_at
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """Where some devices are: a bit for each device, a bit for each of their nodes, and the node of the first."""
+
+    devices: int
+    nodes: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """Device → its node, and its kind where there are several. What crosses nodes takes `far` times as long.
 
@@ -19,6 +28,10 @@ class Site:
     node_of: Mapping[int, int] = field(default_factory=dict)
     kind_of: Mapping[int, str] = field(default_factory=dict)
     far: float = 1.0
+    bits: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Device that some spot has → its bit."""
+    _node_bits: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _spots: dict[tuple[int, ...], Spot] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, cluster: Cluster) -> Site:
@@ -30,13 +43,26 @@ class Site:
             max(1.0, cluster.links["intra"].bytes_per_s / cluster.links["inter"].bytes_per_s),
         )
 
-    def node(self, unit: EMU) -> int:
-        """Where its first device is."""
-        return node_at(unit.devices[0], self.node_of) if self.node_of else -1
+    def spot(self, devices: tuple[int, ...]) -> Spot:
+        """Where the devices of a unit are; found once."""
+        found = self._spots.get(devices)
+        if found is None:
+            found = self._spots[devices] = self._found(devices)
+        return found
 
-    def cross(self, units: Iterable[EMU]) -> bool:
-        """Whether units lie on more than one node."""
-        return len(self.nodes(units)) > 1
+    def first(self, devices: Iterable[int], among: int) -> int:
+        """The first of some devices that has its bit in `among`."""
+        return next(device for device in devices if among & self.bits[device])
+
+    def _found(self, devices: tuple[int, ...]) -> Spot:
+        held = nodes = 0
+        bits, node_bits = self.bits, self._node_bits
+        for device in devices:
+            held |= bits.setdefault(device, 1 << len(bits))
+        at = [node_at(device, self.node_of) for device in devices] if self.node_of else [-1]
+        for node in dict.fromkeys(at):
+            nodes |= node_bits.setdefault(node, 1 << len(node_bits))
+        return Spot(held, nodes, at[0])
 
     def nodes(self, units: Iterable[EMU]) -> set[int]:
         """The nodes on which some units lie."""

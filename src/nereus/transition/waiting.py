@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from nereus.core import ModelStage
+from nereus.core import EMU, ModelStage
 from nereus.transition.decompose import Build
 from nereus.transition.holders import Holder, Part
+from nereus.transition.site import Site
 
 
 class Waiting:
     """Queues of one run. Groups start in stage order, or the `longest_first`."""
 
-    def __init__(self, parts: Mapping[ModelStage, Part], longest_first: bool) -> None:
-        self._parts, self._longest_first = parts, longest_first
+    def __init__(self, parts: Mapping[ModelStage, Part], site: Site, longest_first: bool) -> None:
+        self._parts, self._site, self._longest_first = parts, site, longest_first
         self._ready: list[tuple[int, int, Build]] = []
         self._hungry: dict[int, Part] = {}
         """Model-stages whose groups may find units to read."""
         self._resting: dict[int, list[Build | Holder]] = defaultdict(list)
         """Device → what waits until it is free."""
+        self._rested = 0
+        """Those devices, a bit each."""
         self.short: dict[int, list[Build]] = {}
         """Device → groups that wait for memory on it."""
         self._part_of: list[Part] = []
+        self._rank = {id(part): part.local.model_stage.sort_key for part in parts.values()}
         for part in parts.values():
             for build in part.local.builds:
                 build.index = len(self._part_of)
@@ -59,11 +63,12 @@ class Waiting:
     def hungry(self) -> list[Part]:
         """Model-stages to look at, in order, each once."""
         found, self._hungry = self._hungry, {}
-        return sorted(found.values(), key=lambda part: part.local.model_stage.sort_key)
+        return sorted(found.values(), key=lambda part: self._rank[id(part)])
 
     def rest(self, what: Build | Holder, device: int) -> None:
         """Leave it until the device is free."""
         self._resting[device].append(what)
+        self._rested |= self._site.bits[device]
 
     def lack(self, build: Build, device: int) -> None:
         """Leave it until the device has more memory."""
@@ -93,18 +98,20 @@ class Waiting:
     def _queues(self) -> list[list[tuple[int, int, Build]]]:
         return [self._ready, *(part.queue for part in self._parts.values())]
 
-    def free(self, devices: Set[int]) -> None:
-        """Devices are free: what has waited for them may be read, or start."""
-        for device in () if self._resting.keys().isdisjoint(devices) else self._resting.keys() & devices:
+    def free(self, bits: int, units: Iterable[EMU]) -> None:
+        """The devices of some units, those of `bits`, are free: what has waited for them may be read, or start."""
+        if not self._rested & bits:
+            return
+        self._rested &= ~bits
+        for device in self._resting.keys() & {device for unit in units for device in unit.devices}:
             for waiting in self._resting.pop(device):
                 if isinstance(waiting, Build):
                     self.queue(waiting)
                 else:
-                    part = self._parts[waiting.unit.model_stage]
-                    part.free(waiting)
-                    self.serve(part)
+                    waiting.part.free((waiting,))
+                    self.serve(waiting.part)
 
-    def release(self, devices: Set[int]) -> None:
+    def release(self, devices: Iterable[int]) -> None:
         """Devices have more memory: groups that have waited for it may start."""
         for device in self.short.keys() & devices if self.short else ():
             for build in self.short.pop(device):
