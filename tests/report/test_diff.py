@@ -44,6 +44,7 @@ from tests.support.worlds import filled
 
 FLOW = grpo(replace(TINY, heads=8, kv_heads=4, head_dim=4))
 HELD = schemas(FLOW)
+STAGE = "actor/training"
 BEFORE = plan(
     assignment(GENERATION, tp=2, dp=2),
     assignment(REFERENCE, dp=2, first=4),
@@ -112,6 +113,9 @@ def test_the_clock_ends_with_the_critical_path_and_nothing_starts_before_what_it
     assert {step.id for step in SHOWN.steps if step.critical} == set(SHOWN.critical_path)
     for step in SHOWN.steps:
         assert all(by_id[wait.id].end_s <= step.start_s for wait in step.after)
+        assert step.start_s == (0 if step.cause is None else by_id[step.cause].end_s)
+        shared = step.cause is not None and set(by_id[step.cause].devices) & set(step.devices)
+        assert step.cause is None or shared or step.cause in {wait.id for wait in step.after}
 
 
 def test_what_a_run_learnt_scales_the_clock_and_stands_beside_it() -> None:
@@ -120,6 +124,20 @@ def test_what_a_run_learnt_scales_the_clock_and_stands_beside_it() -> None:
     assert slower.seconds == pytest.approx(2 * SHOWN.seconds + 0.5)
     assert max(step.end_s for step in slower.steps) == pytest.approx(2 * SHOWN.seconds)
     assert "0.5 s of it around them" in text(slower)
+
+
+def test_a_wait_for_a_device_is_told_where_the_start_hangs_on_it_and_names_are_not_repeated() -> None:
+    first, second = (replace(SHOWN.steps[0], id=f"{STAGE}/{name}", model_stage=STAGE, group=name) for name in "ab")
+    held_up = replace(second, after=(), cause=first.id)
+    by_id = {step.id: step for step in (first, second)}
+    primitive = first.primitive
+    assert diff_tree.waits([held_up], by_id) == [f"device: after {primitive} (a)"]
+    assert diff_tree.waits([replace(held_up, group="a")], by_id) == [f"device: after {primitive}"]
+    other = replace(held_up, model_stage="critic/training")
+    assert diff_tree.waits([other], by_id) == [f"device: after {STAGE} {primitive} (a)"]
+    waits = replace(held_up, after=(Wait(first.id, "state"),))
+    assert diff_tree.waits([waits], by_id) == [f"state: after {primitive} (a)"]
+    assert diff_tree.waits([waits, replace(waits, cause=second.id)], by_id)[1] == f"device: after {primitive}"
 
 
 def test_the_tree_names_each_kind_of_step_and_each_wait() -> None:

@@ -97,6 +97,8 @@ class Step:
     end_s: float
     critical: bool
     after: tuple[Wait, ...]
+    cause: str | None
+    """What it waited for last, by id: one of `after`, or what ran on one of its devices until then."""
     link_bytes: Mapping[str, int]
     acquires_bytes: int
     releases_bytes: int
@@ -348,6 +350,7 @@ def _steps(dag: TransitionDAG, loads: Mapping[str, Load], problem: Problem) -> t
             end_s=scale * spans[primitive.id].end_s,
             critical=primitive.id in critical,
             after=tuple(waits.get(primitive.id, ())),
+            cause=spans[primitive.id].cause,
             link_bytes=loads[primitive.id].link_bytes if primitive.id in loads else {},
             acquires_bytes=sum(primitive.acquires.values()),
             releases_bytes=sum(primitive.releases.values()),

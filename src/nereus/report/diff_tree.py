@@ -25,6 +25,8 @@ FULLEST = 12
 """Groups of devices whose memory is shown, the fullest first."""
 ALONE = ("Destroy", "Offload")
 """Primitives that are in no commit group."""
+BUSY = "device"
+"""Why a step waits that has a device in common with another, and nothing else."""
 PATH = 6
 """Primitives of the critical path that are named, from either end."""
 
@@ -45,7 +47,7 @@ def render(shown: Diff, every: bool = False) -> RenderableType:
 def tree(shown: Diff, every: bool = False) -> Tree:
     """Model-stages, their commit groups and destroys in order of execution, and what each waits for."""
     root = Tree(escape(f"{shown.names[0]} → {shown.names[1]}"))
-    kinds = {step.id: (step.model_stage, step.primitive) for step in shown.steps}
+    by_id = {step.id: step for step in shown.steps}
     for model_stage, words in shown.stages.items():
         branch = root.add(escape(f"{model_stage} {words}"))
         mine = [step for step in shown.steps if step.model_stage == model_stage]
@@ -58,7 +60,7 @@ def tree(shown: Diff, every: bool = False) -> Tree:
                 node = branch.add(escape(f"{names} {alike[0][0].group}"))
             for same in _collected(steps, lambda step: (step.id if every else "", _shape(step))):
                 leaf = node.add(escape(line(same, shown)))
-                for words in waits(same, kinds):
+                for words in waits(same, by_id):
                     leaf.add(escape(words))
     return root
 
@@ -82,18 +84,31 @@ def line(same: Sequence[Step], shown: Diff) -> str:
     return ", ".join([text, *parts, *(["critical"] if any(step.critical for step in same) else [])])
 
 
-def waits(same: Sequence[Step], kinds: Mapping[str, tuple[str, str]]) -> list[str]:
-    """`state: after 2 x Merge`, `resource: after reward/inference Destroy`."""
+def waits(same: Sequence[Step], by_id: Mapping[str, Step]) -> list[str]:
+    """`state: after 2 x Merge`, `resource: after reward/inference Destroy (destroy0@1)`."""
     found: dict[tuple[str, str], set[str]] = {}
     for step in same:
-        for wait in step.after:
-            stage, primitive = kinds[wait.id]
-            name = primitive if stage == step.model_stage else f"{stage} {primitive}"
-            found.setdefault((wait.kind, name), set()).add(wait.id)
-    return [
-        f"{kind}: after {f'{len(ids)} x {name}' if len(ids) > 1 else f'{name} ({min(ids)})'}"
-        for (kind, name), ids in found.items()
-    ]
+        kinds = {wait.id: wait.kind for wait in step.after}
+        if step.cause is not None:
+            kinds.setdefault(step.cause, BUSY)
+        for earlier, kind in kinds.items():
+            found.setdefault((kind, _named(by_id[earlier], step)), set()).add(earlier)
+    return [f"{kind}: after {_told(name, [by_id[each] for each in ids], same)}" for (kind, name), ids in found.items()]
+
+
+def _named(earlier: Step, step: Step) -> str:
+    """What kind of step it is, and of which model-stage if another one waits for it."""
+    same = earlier.model_stage == step.model_stage
+    return earlier.primitive if same else f"{earlier.model_stage} {earlier.primitive}"
+
+
+def _told(name: str, earlier: Sequence[Step], same: Sequence[Step]) -> str:
+    """How many there are, or which one: by its id in its model-stage, unless it is in the group of what waits."""
+    if len(earlier) > 1:
+        return f"{len(earlier)} x {name}"
+    if all(step.group == earlier[0].group for step in same):
+        return name
+    return f"{name} ({earlier[0].id.removeprefix(earlier[0].model_stage + '/')})"
 
 
 def summary(shown: Diff) -> str:
