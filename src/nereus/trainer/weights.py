@@ -83,7 +83,9 @@ class WeightSync:
             moves = (*own, *expand_flows(flows, schema, (Kind.PARAM,), device))
             peers = most_peers((flow.source, flow.target) for flow in flows)
             stored = self._schemas[source].dtypes
-            return mover.prepare(moves, lambda _: positions[source], lambda _: positions[generating], peers, stored)
+            ends = (lambda _: positions[source]), (lambda _: positions[generating])
+            # Nobody's parameters change before the coordinator has heard of all devices.
+            return mover.prepare(moves, *ends, peers, stored, kept=True)
 
         first, *passed = relayed(schema, Job(sources, targets), self._node_of)
         moving = [prepared(first, own, trained), *(prepared(flows, (), generating) for flows in passed)]
