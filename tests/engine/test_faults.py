@@ -79,6 +79,7 @@ def check_survivors(crew: Crew, outcome: Outcome) -> None:
 
 
 CASES = {
+    "group": ("Merge", "transition.begin", False),
     "probe": ("Merge", "transition.begin", True),
     "receive, Split": ("Split", "transition.apply", False),
     "receive, Extend": ("Extend", "transition.apply", False),
@@ -103,7 +104,7 @@ def test_a_peer_killed_at_any_step_leaves_whole_units_and_nobody_waits(phase: st
 
 @pytest.mark.parametrize("phase", ["group", "receive, Merge", "commit"])
 def test_a_peer_that_stops_is_ended_at_its_one_deadline_and_is_the_one_to_be_blamed(phase: str) -> None:
-    kind, command, _ = CASES.get(phase, ("Merge", "transition.begin", False))
+    kind, command, _ = CASES[phase]
     dag, primitive = transition(kind)
     fault = Fault(VICTIM, command, primitive if phase.startswith("receive") else None, signal.SIGSTOP)
     crew, outcome, took_s = broken(dag, fault, 2.0)
