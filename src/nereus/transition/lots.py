@@ -2,8 +2,8 @@
 
 A cell is a set of devices that units or nodes tie together. One that builds a unit without having any of the
 model-stage reads another that has; while those are fewer than who reads them, readers are dealt to them evenly, and new
-replicas forward. Where all are alike and build nothing else they take as many rounds as in the whole: ceil(log2(1 + n / h))
-is the same for ceil(n / h) readers of one holder. Where they are not, the whole may be shorter (`compile` looks).
+replicas forward. Where all are alike and build nothing else they take as many rounds as in the whole, as
+ceil(log2(1 + n / h)) is the same for ceil(n / h) readers of one holder. Elsewhere the whole may be shorter.
 """
 
 from __future__ import annotations
