@@ -3,8 +3,9 @@
 A call waits for (1) the calls whose data it reads, (2) earlier calls on any of its devices, (3) earlier calls of
 another stage in its partition, which runs one stage at a time. Earlier means earlier in workflow order, whatever the
 times, so a step is the longest path of a fixed graph: making any call shorter never makes the step longer. The weight
-synchronisation comes after everything. An asynchronous job generates from the weights of the step before, so nothing
-waits for generation but what needs its devices, its partition or new weights.
+synchronisation comes after everything, so that a search may add it to every path; a job starts it as soon as what it
+copies is updated and its devices are free. An asynchronous job generates from the weights of the step before, so
+nothing waits for generation but what needs its devices, its partition or new weights.
 """
 
 from __future__ import annotations
