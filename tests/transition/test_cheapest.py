@@ -11,6 +11,7 @@ from nereus.transition import Budget, connect, pair_bytes
 from nereus.transition.alone import Alone
 from nereus.transition.cheapest import cheapest
 from nereus.transition.crowd import Crowd
+from nereus.transition.deadlock import deadlocked
 from tests.oracles.cheapest_orders import TooManyError, least_moved
 from tests.oracles.cut import lacks_bytes
 from tests.support.small import SCHEMAS, random_case
@@ -43,6 +44,7 @@ def test_no_order_loses_less_than_the_cheapest(seed: int) -> None:
         return
     crowd = Crowd(start, goal, SCHEMAS, capacity, {})
     found = cheapest(crowd, TRIES)
+    assert least is None or not deadlocked(crowd)
     if least is None:
         assert found is None
         return

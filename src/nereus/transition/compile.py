@@ -18,16 +18,16 @@ from nereus.core import (
 )
 from nereus.transition.bound import bound_bytes
 from nereus.transition.budget import Budget
+from nereus.transition.deadlock import deadlocked
 from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import check, stored_bytes
 from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.place import place
-from nereus.transition.room import Room
 from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 from nereus.transition.site import Site
 from nereus.transition.sizes import need_schemas
-from nereus.transition.sparing import led, spared
+from nereus.transition.sparing import crowd_of, led, spared
 
 TRIED_WHOLE = 100
 """What the parts end above the bound is ordered in one piece as well; beyond so many commit groups, by one rule alone.
@@ -195,7 +195,8 @@ def _whole(
     """All parts in one order. Raises InfeasibleError when no order fits."""
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
-        return spared(_ordered(start, goal, locals_, schemas, memory, site), locals_, schemas, memory, site)
+        aim = Aim(hopeless=lambda: not host_bytes and deadlocked(crowd_of(start, goal, schemas, locals_, memory)))
+        return spared(_ordered(start, goal, locals_, schemas, memory, site, aim), locals_, schemas, memory, site)
     except BlockedError as blocked:
         return _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes)
 
@@ -210,11 +211,10 @@ def _searched(
     host_bytes: Mapping[int, int],
 ) -> TransitionDAG:
     """The way that an exact search finds where the greedy order ended. Raises InfeasibleError when there is none."""
-    builds = [build for local in locals_ for build in local.builds]
-    tight = Room(memory.used, memory.capacity, builds, memory.buffer_bytes).capacity
-    found = search(*ends, schemas, tight, memory.other, host_bytes, site.node_of)
+    crowd = crowd_of(*ends, schemas, locals_, memory)
+    found = search(*ends, schemas, crowd, memory.other, host_bytes, site.node_of)
     if found.lead is None:
-        tried = "every order of the steps was tried" if found.proved else "no order was found in the tries allowed"
+        tried = "every order of the steps was ruled out" if found.proved else "no order was found in the tries allowed"
         staged = "staging in host memory included" if host_bytes else "no host memory to stage in was given"
         raise InfeasibleError(f"{blocked}; {tried}, {staged}", blocked.short_bytes) from None
     return led(*ends, found.lead, locals_, schemas, memory, site)

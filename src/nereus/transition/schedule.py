@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -71,6 +71,8 @@ class Aim:
     enough_bytes: float = 0.0
     tried_groups: int | None = None
     limit_bytes: float = inf
+    hopeless: Callable[[], bool] = lambda: False
+    """Whether it can be shown that there is no order; asked when the first ends blocked."""
 
 
 def schedule(
@@ -112,6 +114,8 @@ def schedule(
         if stuck is not None:
             blocked = _blocked(stuck, memory) if stuck.short_bytes or not blocked.short_bytes else blocked
             impatient |= aim.tried_groups is not None
+            if len(minds) == 1 and rule == RULES[0] and aim.hopeless():
+                break
         elif not run.late:
             best, limit, impatient = run, run.span_bytes, True
     if best is None:

@@ -16,6 +16,7 @@ from itertools import combinations, product
 from nereus.core import EMU, EMUSet, ModelStage, StateSchema
 from nereus.transition.cheapest import cheapest
 from nereus.transition.crowd import Crowd, Levels
+from nereus.transition.deadlock import deadlocked
 from nereus.transition.decompose import Build, LocalDAG, decompose
 from nereus.transition.lead import GroupName, Lead
 from nereus.transition.nodes import node_at
@@ -73,23 +74,24 @@ def search(
     start: EMUSet,
     goal: EMUSet,
     schemas: Mapping[ModelStage, StateSchema],
-    tight: Mapping[int, int],
+    crowd: Crowd,
     other_bytes: Mapping[int, int],
     host_bytes: Mapping[int, int],
     node_of: Mapping[int, int],
 ) -> Found:
-    """A way through the devices `tight` (with their capacity less buffers). `host_bytes` by node; none: no staging.
+    """A way through the devices that could run short. `host_bytes` by node; none: no staging.
 
     Old units that are in nobody's way stay at first. They can tie goal units together that fit one by one only, so in a
     second attempt all but one leave.
     """
-    tries = TRIES
-    for staged in (False, True) if host_bytes else (False,):
+    tries, tight = TRIES, crowd.tight
+    ways = (*(() if deadlocked(crowd) else (False,)), *((True,) if host_bytes else ()))
+    for staged in ways:
         for strict in (False, True):
             case = _Case(start, tight, {device: other_bytes.get(device, 0) for device in tight}, strict, tries=tries)
             found = _search(case, goal, schemas, host_bytes if staged else {}, node_of)
             if found is not None:
-                better = None if staged else cheapest(Crowd(start, goal, schemas, tight, other_bytes), CHEAPER_TRIES)
+                better = None if staged else cheapest(crowd, CHEAPER_TRIES)
                 return Found(found, True) if better is None else Found(better.lead, True, better.least)
             tries = case.tries
     return Found(None, tries > 0)

@@ -16,7 +16,7 @@ from nereus.transition.schedule import Aim, Memory, schedule
 from nereus.transition.site import Site
 
 FEW_DEVICES, TRIES = 16, 2_000
-"""Where more devices could run short, nothing better is looked for; groups looked at before the best is taken."""
+"""Where there are more devices, nothing better is looked for; groups looked at before the best is taken."""
 
 
 def spared(
@@ -27,19 +27,30 @@ def spared(
     site: Site,
 ) -> TransitionDAG:
     """`dag`, or the order that gives up least, if it saves a larger share of the bytes than it takes longer."""
-    builds = [build for local in locals_ for build in local.builds]
-    tight = Room(memory.used, memory.capacity, builds, memory.buffer_bytes).capacity
-    if not 0 < len(tight) <= FEW_DEVICES:
+    if not memory.capacity or len(dag.devices) > FEW_DEVICES:
         return dag
-    crowd = Crowd(dag.start, dag.goal, schemas, tight, memory.other)
+    crowd = crowd_of(dag.start, dag.goal, schemas, locals_, memory)
     lost = _lost_bytes(dag, crowd)
     found = cheapest(crowd, TRIES, lost) if lost else None
     if found is None:
         return dag
     other = led(dag.start, dag.goal, found.lead, locals_, schemas, memory, site)
-    moved = sum(build.moved_bytes for build in builds)
+    moved = sum(build.moved_bytes for local in locals_ for build in local.builds)
     shorter = other.span_bytes * (moved + found.lost_bytes) <= dag.span_bytes * (moved + lost)
     return other if shorter else dag
+
+
+def crowd_of(
+    start: EMUSet,
+    goal: EMUSet,
+    schemas: Mapping[ModelStage, StateSchema],
+    locals_: Sequence[LocalDAG],
+    memory: Memory,
+) -> Crowd:
+    """The units on the devices that could run short."""
+    builds = [build for local in locals_ for build in local.builds]
+    tight = Room(memory.used, memory.capacity, builds, memory.buffer_bytes).capacity
+    return Crowd(start, goal, schemas, tight, memory.other)
 
 
 def led(
