@@ -140,6 +140,17 @@ def test_a_wait_for_a_device_is_told_where_the_start_hangs_on_it_and_names_are_n
     assert diff_tree.waits([waits, replace(waits, cause=second.id)], by_id)[1] == f"device: after {primitive}"
 
 
+def test_the_critical_path_names_a_model_stage_where_it_begins_and_of_a_long_one_the_ends() -> None:
+    ids = [f"{stage}/{n}" for n, stage in enumerate((STAGE, STAGE, "critic/training", STAGE))]
+    steps = tuple(replace(SHOWN.steps[0], id=each, model_stage=each.rpartition("/")[0]) for each in ids)
+    shown = replace(SHOWN, steps=steps, critical_path=tuple(ids))
+    assert diff_tree.path(shown) == "actor/training/0 → 1 → critic/training/2 → actor/training/3"
+    steps = tuple(replace(SHOWN.steps[0], id=f"{STAGE}/{n}", model_stage=STAGE) for n in range(20))
+    shown = replace(SHOWN, steps=steps, critical_path=tuple(step.id for step in steps))
+    ends = f"{STAGE}/0 → 1 → 2 → 3 → 4 → 5", f"{STAGE}/14 → 15 → 16 → 17 → 18 → 19"
+    assert diff_tree.path(shown) == " → ".join([ends[0], "8 more", ends[1]])
+
+
 def test_the_tree_names_each_kind_of_step_and_each_wait() -> None:
     shown = text(SHOWN)
     assert "actor/generation tp2 pp1 dp2 → tp4 pp1 dp2" in shown

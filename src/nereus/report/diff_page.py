@@ -22,7 +22,7 @@ def page(shown: Diff) -> str:
     parts += [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
     if shown.steps:
         rows = shown.moved if len(shown.moved) == 1 else (*shown.moved, shown.total)
-        path = diff_tree.path(shown.critical_path)
+        path = diff_tree.path(shown)
         parts += [
             f"<p>{escape(diff_tree.summary(shown))}</p>",
             "<h2>Primitives by device</h2>",

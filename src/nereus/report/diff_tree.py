@@ -38,7 +38,7 @@ def render(shown: Diff, every: bool = False) -> RenderableType:
         parts.append(f"no state moves: {escape(shown.changes)}")
     else:
         parts += [tree(shown, every), escape(summary(shown)), _bytes(shown), _memory(shown)]
-        parts.append(escape(f"critical path: {path(shown.critical_path)}"))
+        parts.append(escape(f"critical path: {path(shown)}"))
         parts += [order(shown)] if order(shown) else []
     parts += [escape(line) for line in worth(shown)]
     return Group(*parts)
@@ -145,11 +145,18 @@ def worth(shown: Diff) -> list[str]:
     return lines
 
 
-def path(names: Sequence[str]) -> str:
-    """The critical path; of a long one, its ends."""
-    if len(names) <= 2 * PATH:
-        return " → ".join(names)
-    return " → ".join([*names[:PATH], f"{len(names) - 2 * PATH} more", *names[-PATH:]])
+def path(shown: Diff) -> str:
+    """The critical path; of a long one, its ends. A model-stage is named where it begins."""
+    stages = {step.id: step.model_stage for step in shown.steps}
+    names = shown.critical_path
+    if len(names) > 2 * PATH:
+        names = (*names[:PATH], f"{len(names) - 2 * PATH} more", *names[-PATH:])
+    told, before = [], None
+    for name in names:
+        stage = stages.get(name)
+        told.append(name.removeprefix(f"{stage}/") if stage == before else name)
+        before = stage
+    return " → ".join(told)
 
 
 def ratio(value: float | None) -> str:
