@@ -229,6 +229,8 @@ def _uncrowded(
     site: Site,
 ) -> list[LocalDAG]:
     """The same without taking over storage of units that leave no room beside them for what is built from them."""
+    if not any(build.sources for local in locals_ for build in local.builds):
+        return list(locals_)
     stays = dict(memory.used)
     held: list[dict[int, tuple[EMU, int]]] = []
     for local in locals_:

@@ -37,7 +37,7 @@ class Build:
 
     def price(self, pricing: Pricing) -> None:
         """Set what it acquires, takes over, receives and moves: only what its devices hold of `sources` is there."""
-        held = {device for source in self.sources for device in source.devices}
+        held = {device for source in self.sources for device in source.devices} if self.sources else set[int]()
         self.acquires, self.kept_bytes, self.received_bytes, self.moved_bytes = {}, {}, 0, 0
         for goal in self.goals:
             price = pricing.price(goal, held)
@@ -118,10 +118,7 @@ def decompose(
     others stays for good, so that these need not keep a copy. Raises InfeasibleError when there is no unit to copy
     from, TransitionError when nothing would be left.
     """
-    existing, wanted = set(start), set(goal)
-    left = tuple(unit for unit in start if unit not in wanted)
-    built = tuple(unit for unit in goal if unit not in existing)
-    kept = tuple(unit for unit in start if unit in wanted)
+    left, kept, built = _changes(start, goal)
     if built and not start:
         raise InfeasibleError(
             f"{built[0].model_stage}: no unit exists, so no transition can build the goal's; restart instead"
@@ -136,6 +133,19 @@ def decompose(
     return LocalDAG((start or goal)[0].model_stage, kept, left, builds, sub, pricing, elsewhere)
 
 
+def _changes(start: Sequence[EMU], goal: Sequence[EMU]) -> tuple[tuple[EMU, ...], tuple[EMU, ...], tuple[EMU, ...]]:
+    """The units of the start alone, those of both, and those of the goal alone."""
+    if set(layouts_of(start)).isdisjoint(layouts_of(goal)):
+        return tuple(start), (), tuple(goal)
+    # Units of one model-stage share no device, so that devices tell them apart but for the layout.
+    before, after = ({unit.devices: unit.layout for unit in units} for units in (start, goal))
+    return (
+        tuple(unit for unit in start if after.get(unit.devices) != unit.layout),
+        tuple(unit for unit in start if after.get(unit.devices) == unit.layout),
+        tuple(unit for unit in goal if before.get(unit.devices) != unit.layout),
+    )
+
+
 def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing: Pricing) -> tuple[Build, ...]:
     """Goal units that need the same Split together; the rest on their own."""
     unit_on = {device: index for index, unit in enumerate(readable) for device in unit.devices}
@@ -146,6 +156,9 @@ def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing:
     locals_: dict[int, dict[int, None]] = {}
     for index, goal in enumerate(built):
         touched = {unit_on[device]: None for device in goal.devices if device in unit_on} if unit_on else {}
+        if not touched:
+            members[index] = [index]
+            continue
         joined = sorted({group_of[unit] for unit in touched if unit in group_of})
         home = joined[0] if joined else index
         members.setdefault(home, []).append(index)
@@ -156,8 +169,8 @@ def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing:
         group_of.update((unit, home) for unit in locals_[home] if shared[unit])
     found: list[Build] = []
     for number, home in enumerate(sorted(members)):
-        goals = tuple(built[index] for index in sorted(members[home]))
-        sources = tuple(readable[unit] for unit in locals_[home])
+        goals = tuple([built[index] for index in sorted(members[home])])
+        sources = tuple([readable[unit] for unit in locals_[home]]) if home in locals_ else ()
         build = Build(f"{goals[0].model_stage}/{number}", goals, sources, {}, {}, 0, 0)
         build.price(pricing)
         found.append(build)
@@ -167,9 +180,11 @@ def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing:
 def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Mapping[int, int] | None) -> None:
     """Deal the units that no group reads to groups whose own senders have more to send than a device receives."""
     reading = [build for build in builds if build.sources]
-    used = {source for build in reading for source in build.sources}
-    spare = [unit for unit in readable if unit not in used]
-    if not spare or not reading:
+    if not reading:
+        return
+    used = {source.devices for build in reading for source in build.sources}
+    spare = [unit for unit in readable if unit.devices not in used]
+    if not spare:
         return
     senders = {id(build): sum(len(source.devices) for source in build.sources) for build in reading}
     heap = [(-(build.moved_bytes / senders[id(build)]), index) for index, build in enumerate(reading)]

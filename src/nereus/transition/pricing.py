@@ -8,6 +8,7 @@ from functools import cached_property
 
 from nereus.core import EMU, Layout, StateSchema
 from nereus.transition.classes import layouts_of
+from nereus.transition.profile import Ints
 from nereus.transition.sizes import sizes_of
 
 
@@ -51,7 +52,8 @@ class Pricing:
     def price(self, goal: EMU, held: Collection[int]) -> Price:
         """What `goal` costs on its devices where only those `held` keep what they have until it is built."""
         at = self._held.get
-        key = (self._base[goal.layout], tuple([at(device) if device in held else None for device in goal.devices]))
+        codes = tuple([at(device) if device in held else None for device in goal.devices]) if held else ()
+        key = (self._base[goal.layout], codes)
         found = self._prices.get(key)
         if found is None:
             found = self._prices[key] = self._compute(goal.layout, key[1])
@@ -69,10 +71,14 @@ class Pricing:
 
     def _compute(self, layout: Layout, held: Sequence[int | None]) -> Price:
         acquired, kept, lacking = list(self.stored(layout)), [0] * layout.size, self._sizes.owned(layout).tolist()
+        tables: dict[Layout, tuple[Ints, Ints]] = {}
         for index, code in enumerate(held):
             if code is not None:
                 old, rank = self._positions[code]
-                kept[index] = int(self._sizes.shared(old, layout)[rank, index])
+                if old not in tables:
+                    tables[old] = self._sizes.shared(old, layout), self._sizes.overlap(old, layout)
+                shared, overlap = tables[old]
+                kept[index] = int(shared[rank, index])
                 acquired[index] -= kept[index]
-                lacking[index] -= int(self._sizes.overlap(old, layout)[rank, index])
+                lacking[index] -= int(overlap[rank, index])
         return Price(tuple(acquired), tuple(kept), max(lacking), sum(lacking))
