@@ -13,6 +13,7 @@ from itertools import compress, count, repeat
 import numpy as np
 
 from nereus.core import EMUBlock, EMUSet, ModelStage, StateSchema
+from nereus.transition.deal import distinct
 from nereus.transition.lots import Flags, Needs, lots_of
 from nereus.transition.profile import Ints
 from nereus.transition.rows import numbered, rows_of
@@ -103,14 +104,23 @@ def _blocks(start: EMUSet, goal: EMUSet, changed: Sequence[ModelStage]) -> tuple
 
 def _nodes(devices: Ints, node_of: Mapping[int, int]) -> Ints:
     """(devices,): the first device on the node of each; one without a node is alone, less one and negative."""
+    alone: Ints = -1 - np.arange(len(devices))
     if not node_of:
-        return -1 - np.arange(len(devices))
-    first: dict[int, int] = {}
-    found = [
-        -1 - index if node is None else first.setdefault(node, index)
-        for index, node in enumerate(map(node_of.get, devices.tolist()))
-    ]
-    return np.array(found)
+        return alone
+    nodes = _of_each(devices, node_of, AMPLE)
+    known = np.flatnonzero(nodes != AMPLE)
+    if not len(known):
+        return alone
+    (_, (number,)) = numbered([nodes[known]])
+    first = np.empty(int(number.max()) + 1, dtype=np.int64)
+    first[number[::-1]] = known[::-1]  # of equal numbers, the one that is written last stays
+    alone[known] = first[number]
+    return alone
+
+
+def _of_each(devices: Ints, values: Mapping[int, int], default: int) -> Ints:
+    """(devices,): the value of each."""
+    return np.fromiter(map(values.get, devices.tolist(), repeat(default)), dtype=np.int64, count=len(devices))
 
 
 def _free(
@@ -121,20 +131,14 @@ def _free(
     space: Space,
 ) -> Ints:
     """(devices,): bytes that are free at the start, `AMPLE` where that is enough for all that is ever built there."""
-    found = np.full(len(devices), AMPLE)
     if not space.capacity:
-        return found
+        return np.full(len(devices), AMPLE)
     wanted = np.full(len(devices), space.buffer_bytes)
     for block in blocks:
         if block.side:
             wanted[block.rows] += sizes_of(schemas[changed[block.stage]]).stored(block.units.layout)
-    names = devices.tolist()
-    used, limits = np.array(list(map(space.used.get, names, repeat(0)))), list(map(space.capacity.get, names))
-    if None in limits:
-        limits = [AMPLE if limit is None else limit for limit in limits]
-    tight = np.array(limits) < used + wanted
-    found[tight] = np.array(limits)[tight] - used[tight]
-    return found
+    free = _of_each(devices, space.capacity, AMPLE) - _of_each(devices, space.used, 0)
+    return np.where(free < wanted, free, AMPLE)
 
 
 def _cells(blocks: Iterable[_Block], node: Ints) -> Ints:
@@ -165,26 +169,29 @@ def _needs(blocks: Sequence[_Block], cell_of: Ints, stages: int, cells: int) -> 
     stays = np.zeros(stages, dtype=bool)
     for stage in range(stages):
         before, after = ([b for b in blocks if b.stage == stage and b.side == side] for side in (0, 1))
-        old, new = ({b.units.layout: set(b.units.devices) for b in each} for each in (before, after))
         left = np.zeros(len(cell_of), dtype=bool)
         for block in before:
-            goes = _not_in(block, new.get(block.units.layout))
+            goes = _not_in(block, after, len(cell_of))
             stays[stage] |= not goes.all()
             left[block.rows[goes]] = True
             home = cell_of[block.rows[:, 0]]
             held[stage] += np.bincount(home, minlength=cells) * block.units.layout.size
         for block in after:
             home = cell_of[block.rows[:, 0]]
-            lacking = _not_in(block, old.get(block.units.layout)) * (~left[block.rows]).sum(axis=1)
+            lacking = _not_in(block, before, len(cell_of)) * (~left[block.rows]).sum(axis=1)
             wanted[stage] += np.bincount(home, lacking, minlength=cells).astype(np.int64)
     return Needs(held, wanted), stays
 
 
-def _not_in(block: _Block, others: set[tuple[int, ...]] | None) -> Flags:
-    """(units,): whether the unit is not among `others`, of the same layout."""
-    if not others:
-        return np.ones(len(block.rows), dtype=bool)
-    return np.array([devices not in others for devices in block.units.devices])
+def _not_in(block: _Block, others: Iterable[_Block], devices: int) -> Flags:
+    """(units,): whether the unit is not among `others` of the same layout."""
+    found = np.ones(len(block.rows), dtype=bool)
+    for other in others:
+        if other.units.layout == block.units.layout:
+            unit_on = np.zeros(devices, dtype=np.int64)
+            unit_on[other.rows[:, 0]] = np.arange(len(other.rows))
+            found &= (other.rows[unit_on[block.rows[:, 0]]] != block.rows).any(axis=1)
+    return found
 
 
 def _alike(lot_of: Ints, blocks: Sequence[_Block], node: Ints, free: Ints) -> list[tuple[Ints, Ints]]:
@@ -218,9 +225,12 @@ def _facts(blocks: Iterable[_Block], rank: Ints) -> Iterable[Ints]:
 
 def _numbers(rows: Ints) -> Ints:
     """(rows,): the number of each distinct row, from the first on."""
-    data, width = np.ascontiguousarray(rows).tobytes(), rows.shape[1] * rows.itemsize
-    known: dict[bytes, int] = {}
-    return np.array([known.setdefault(data[at : at + width], len(known)) for at in range(0, len(data), width)])
+    some, numbers = distinct(rows)
+    first = np.empty(len(some), dtype=np.int64)
+    first[numbers[::-1]] = np.arange(len(rows) - 1, -1, -1)
+    rank = np.empty(len(some), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(some))
+    return rank[numbers]
 
 
 def _only(blocks: Iterable[_Block], side: int, here: Flags) -> Iterable[EMUBlock]:

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from nereus.transition.profile import Ints
+from nereus.transition.rows import numbered
 
 
 def totals(devices: Sequence[int] | Ints, sizes: Sequence[int] | Ints) -> dict[int, int]:
     """Device → the sum of the sizes that are entered for it."""
-    found, starts, ordered = _by_device(devices, sizes)
-    sums = np.add.reduceat(ordered, starts) if len(starts) else ordered
+    where = np.asarray(devices, dtype=np.int64)
+    if not len(where):
+        return {}
+    found, (place,) = numbered([where])
+    sums = np.zeros(len(found), dtype=np.int64)
+    np.add.at(sums, place, np.asarray(sizes, dtype=np.int64))
     return dict(zip(found.tolist(), sums.tolist(), strict=True))
 
 
