@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from benchmarks._result import Result
-from benchmarks.transitions._pairs import NODE, planned, problem
+from benchmarks.transitions._pairs import MACHINE, NODE, planned, problem
+from nereus.clusters.named import machine
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, StateSchema, expand
 from nereus.cost.state import schemas
 from nereus.transition import connect, place, stored_bytes
@@ -27,6 +28,7 @@ from nereus.transition.site import Site
 POOLS = (64, 128, 256, 512, 1024)
 COUNT = 40
 SLACK = 0.05
+LINK = machine(MACHINE, 1).links["intra"].bytes_per_s
 PAPER_LIMIT, BOUND_LIMIT = 0.85, 1.10
 
 
@@ -55,7 +57,7 @@ def spans(case: Case) -> Spans:
     """One case, both sides. Nodes are known, and as fast to reach as each other's devices."""
     node_of = {device: device // NODE for device in case.start.devices | case.goal.devices}
     try:
-        dag = connect(case.start, case.goal, case.schemas, Budget(case.capacity), Site(node_of))
+        dag = connect(case.start, case.goal, case.schemas, Budget(case.capacity), Site(node_of, bytes_per_s=LINK))
     except InfeasibleError:
         return Spans(case.name, None)
     return Spans(case.name, dag.span_bytes, dag.bound_bytes, papers_rule(case))

@@ -10,7 +10,7 @@ SWAP = TESTS + "test_only_copies_that_have_to_swap_full_devices_go_through_host_
 EVERY_ORDER = TESTS + "test_every_order_that_the_edges_allow_fits_and_keeps_a_copy"
 BRUTE_FORCE = TESTS + "test_a_target_is_infeasible_only_if_no_order_exists_and_then_staging_leads_there"
 OPTIMAL = "tests/transition/test_optimal.py::test_the_shortest_order_is_between_the_bound_and_ours"
-RULES = "tests/transition/test_shortest.py::test_each_rule_leads_to_a_shortest_order_that_no_other_finds"
+RULES = "tests/transition/test_shortest.py::test_each_try_leads_to_a_shortest_order_that_no_other_finds"
 
 ORDERS = (
     Mutation(
@@ -30,8 +30,8 @@ ORDERS = (
     Mutation(
         "skip rules that make a difference",
         "transition/schedule.py",
-        "minds[id(locals_)].isdisjoint(rule.fields)",
-        "not rule.longest_first",
+        "rule.like(done, minds)",
+        "True",
         "tests/transition/test_shortest.py::test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter",
     ),
     Mutation(
@@ -135,8 +135,8 @@ ORDERS = (
     Mutation(
         "read new units after those of the start always",
         "transition/holders.py",
-        "reversed(self._idle) if self._fresh else self._idle",
-        "self._idle",
+        "(self._new, self._old, self._crowded) if fresh else",
+        "",
         RULES,
     ),
     Mutation(

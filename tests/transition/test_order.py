@@ -29,7 +29,7 @@ from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
 from nereus.transition.budget import Budget
 from nereus.transition.decompose import decompose
-from nereus.transition.schedule import Memory, schedule
+from nereus.transition.schedule import IN_PLACE, Memory, schedule
 from nereus.transition.site import Site
 from tests.oracles.brute_force_orders import an_order_exists
 from tests.oracles.shortest_orders import shortest_bytes
@@ -100,12 +100,12 @@ def test_a_forwarded_copy_waits_for_the_commit_of_the_group_that_makes_it() -> N
 def test_units_leave_at_once_where_a_copy_elsewhere_stays_and_the_one_that_is_read_after_that() -> None:
     start = EMUSet(units(ACTOR, Layout(1), 0, 1))
     gone = decompose(start.of(ACTOR), (), SCHEMAS[ACTOR], elsewhere=True)
-    dag = schedule(start, EMUSet(()), [[gone]], Memory({}, {}, {}))
+    dag = schedule(start, EMUSet(()), {IN_PLACE: [gone]}, Memory({}, {}, {}))
     assert [step.sources for step in dag.primitives] == [(unit,) for unit in start]
     goal = EMUSet(units(ACTOR, Layout(1), 2, 3))
     moved = decompose(start.of(ACTOR), goal.of(ACTOR), SCHEMAS[ACTOR], sub=Layout(1), elsewhere=True)
     full_of_old = stored_bytes(start, SCHEMAS)
-    dag = schedule(start, goal, [[moved]], Memory(full_of_old, full_of_old, {}))
+    dag = schedule(start, goal, {IN_PLACE: [moved]}, Memory(full_of_old, full_of_old, {}))
     world = filled(start, SCHEMAS)
     execute(dag, SCHEMAS, world)
     assert_holds(world, goal, SCHEMAS)

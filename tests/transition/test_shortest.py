@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import product
 
 import numpy as np
 import pytest
@@ -19,17 +18,19 @@ from nereus.transition.decompose import LocalDAG
 from nereus.transition.minimum import EXPANDED, _most
 from nereus.transition.room import Room
 from nereus.transition.run import Run
-from nereus.transition.schedule import RULES, Memory, schedule
+from nereus.transition.schedule import TRIES, Memory, schedule
 from nereus.transition.site import Site
 from nereus.transition.totals import highest, totals
 from tests.oracles.shortest_orders import shortest_bytes
 from tests.support.small import SCHEMAS, random_case
 
 
-def spans(ways: Sequence[Sequence[LocalDAG]], memory: Memory, site: Site) -> Iterator[float]:
-    """How long each order is that some rule finds for some way, whatever the others found."""
-    for rule, locals_ in product(RULES, ways):
-        fresh = [local.copy() for local in locals_]
+def spans(ways: Mapping[str, Sequence[LocalDAG]], memory: Memory, site: Site) -> Iterator[float]:
+    """How long the order is that each try finds, whatever the others found."""
+    for way, rule in TRIES:
+        fresh = [local.copy() for local in ways.get(way, ())]
+        if not fresh:
+            continue
         builds = [build for local in fresh for build in local.builds]
         run = Run(fresh, Room(memory.used, memory.capacity, builds, memory.buffer_bytes), site, rule)
         if run.walk() is None:
@@ -43,7 +44,7 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
     start, goal, capacity = random_case(seed)
     found: list[float] = []
 
-    def checked(start: EMUSet, goal: EMUSet, ways: Sequence[Sequence[LocalDAG]], *rest: object) -> TransitionDAG:
+    def checked(start: EMUSet, goal: EMUSet, ways: Mapping[str, Sequence[LocalDAG]], *rest: object) -> TransitionDAG:
         memory, site = rest[0], rest[1]
         assert isinstance(memory, Memory)
         assert isinstance(site, Site)
@@ -66,9 +67,9 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
         assert dag.span_bytes == round(min(found))
 
 
-@pytest.mark.parametrize("seed", [0, 14, 17, 169, 579, 919, 2443])
-def test_each_rule_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
-    """By seed: patient, longest first, fresh, eager, eager by what is lost, early, early by what is lost."""
+@pytest.mark.parametrize("seed", [299, 41, 132, 3651, 112, 297, 1495])
+def test_each_try_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
+    """In the order of the tries, after the first one."""
     start, goal, capacity = random_case(seed)
     assert connect(start, goal, SCHEMAS, Budget(capacity)).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
 

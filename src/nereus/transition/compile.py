@@ -23,7 +23,7 @@ from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import check, stored_bytes
 from nereus.transition.fold import Alike, Space, fold
 from nereus.transition.place import place
-from nereus.transition.schedule import TRIED_GROUPS, Aim, BlockedError, Memory, schedule
+from nereus.transition.schedule import BESIDE, IN_PLACE, IN_TURN, TRIED_GROUPS, Aim, BlockedError, Memory, schedule
 from nereus.transition.search import search
 from nereus.transition.site import Site
 from nereus.transition.sizes import need_schemas
@@ -174,9 +174,11 @@ def _ordered(
 ) -> TransitionDAG:
     """The order of one way to decompose, or of one that takes over less storage. Raises BlockedError when none fits."""
     roomy = _uncrowded(locals_, start, goal, schemas, memory, site) if memory.capacity else locals_
-    ways = [locals_] if roomy == locals_ else [locals_, roomy]
+    ways: dict[str, Sequence[LocalDAG]] = {IN_PLACE: locals_}
+    if roomy != locals_:
+        ways[BESIDE] = roomy
     if any(not build.sources for local in locals_ for build in local.builds):
-        ways.append([local.in_turn() for local in locals_])
+        ways[IN_TURN] = [local.in_turn() for local in locals_]
     dag = schedule(start, goal, ways, memory, site, None, aim)
     if memory.capacity:
         check(dag, memory.used, memory.capacity, memory.buffer_bytes)

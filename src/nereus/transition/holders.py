@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from nereus.core import EMU
@@ -24,6 +24,8 @@ class Holder:
     pending: int = 0
     gone: bool = False
     offloaded: bool = False
+    crowded: bool = False
+    """Whether it is read after others, since a device of it may run short."""
     queued: bool = False
     """Whether it is among those believed to be free."""
 
@@ -42,19 +44,27 @@ def duration(build: Build, sources: tuple[Holder, ...], site: Site) -> float:
     return busiest * site.far if nodes & (nodes - 1) else busiest
 
 
+Idle = dict[int, deque[Holder]]
+"""Node → units on it that are believed to be free."""
+
+
 class Part:
     """How far one model-stage has come."""
 
-    def __init__(self, local: LocalDAG, site: Site, fresh: bool = False) -> None:
+    def __init__(self, local: LocalDAG, site: Site, fresh: bool = False, tight: Set[int] = frozenset()) -> None:
         self.local = local
-        self._fresh = fresh
-        self.going = [Holder(unit, self, site.spot(unit.devices), True) for unit in local.left]
+        self.going = [
+            Holder(unit, self, site.spot(unit.devices), True, crowded=not tight.isdisjoint(unit.devices))
+            for unit in local.left
+        ]
         """Units of the start that leave."""
         self.holders = [Holder(unit, self, site.spot(unit.devices)) for unit in local.kept]
         """All units, gone or not: those of the start, then those built."""
         self.holders += self.going
         self.old = {holder.unit.devices: holder for holder in self.holders}
         """Devices → the unit of the start on them."""
+        self.risky = {id(build) for build in local.builds if build.sources and not tight.isdisjoint(build.acquires)}
+        """Groups that may lose what they read since a device of theirs is `tight`, and have not started."""
         self.open = 0
         """Groups without fixed sources that have not started."""
         for build in local.builds:
@@ -74,8 +84,11 @@ class Part:
         self._site = site
         self._coming: dict[int, float] = {}
         """Node → when a unit on it becomes free next."""
-        self._idle: tuple[dict[int, deque[Holder]], dict[int, deque[Holder]]] = ({}, {})
-        """Units of the start, and units built in this transition: node → those believed to be free."""
+        self._old: Idle = {}
+        self._new: Idle = {}
+        self._crowded: Idle = {}
+        """Units of the start that are not crowded, units built in this transition, and crowded ones."""
+        self._idle = (self._new, self._old, self._crowded) if fresh else (self._old, self._new, self._crowded)
         self.free(self.holders)
 
     @property
@@ -88,7 +101,7 @@ class Part:
         for holder in holders if self.open else ():
             if not holder.queued:
                 holder.queued = True
-                idle = self._idle[holder.maker is not None]
+                idle = self._crowded if holder.crowded else self._old if holder.maker is None else self._new
                 idle.setdefault(holder.spot.node, deque()).append(holder)
 
     def take(self, build: Build, busy: int, resting: list[tuple[int, Holder]]) -> tuple[Holder, ...]:
@@ -116,9 +129,10 @@ class Part:
 
     def _next(self, node: int) -> Holder | None:
         """The next unit that is believed to be free, no longer counted among those."""
-        first, second = reversed(self._idle) if self._fresh else self._idle
-        while first or second:
-            idle = first if node in first else second if node in second else first or second
+        first, second, third = self._idle
+        while first or second or third:
+            near = first if node in first else second if node in second else third if node in third else None
+            idle = near or first or second or third
             at = node if node in idle else next(iter(idle))
             holder = idle[at].popleft()
             if not idle[at]:
@@ -140,11 +154,11 @@ class Part:
     @property
     def mixed(self) -> bool:
         """Whether there are units of the start and new ones to choose from."""
-        return all(self._idle)
+        return bool(self._old and self._new)
 
     def old_units(self) -> int:
         """Units of the start that are believed to be free. Those built since may lie on their devices."""
-        return sum(len(holders) for holders in self._idle[0].values())
+        return sum(len(holders) for idle in (self._old, self._crowded) for holders in idle.values())
 
     def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
         """What `build` reads and makes becomes free at `end`."""
@@ -157,8 +171,8 @@ class Part:
 
     def worth_waiting(self, build: Build, now: float) -> bool:
         """Whether a unit on the node of `build` that is in use now ends it sooner than one from elsewhere."""
-        node, (old, new) = self._site.spot(build.goals[0].devices).node, self._idle
-        if node in old or node in new:
+        node = self._site.spot(build.goals[0].devices).node
+        if any(node in idle for idle in self._idle):
             return False
         end = self._coming.get(node, 0.0)
         return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes

@@ -39,15 +39,17 @@ class Leaving:
         for holder in holders:
             if holder.goes and not holder.gone and not holder.pending:
                 part = holder.part
-                if part.spare and (not part.open or self._sooner(part, holder, wanted)):
+                if part.spare and self._may_leave(part, holder, wanted):
                     self.destroy(holder)
 
-    def _sooner(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
-        """Whether a unit that new replicas could still be read from leaves for its memory."""
+    def _may_leave(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
+        """Whether no group could still read a unit, or it leaves for its memory."""
+        if not part.open and not part.risky:
+            return True
         short = self._run.waiting.short
         if wanted is None and (not short or short.keys().isdisjoint(holder.unit.devices)):
             return False
-        if wanted is not None and self._run.part(wanted) is part:  # another unit must be read
+        if part.open and wanted is not None and self._run.part(wanted) is part:  # another unit must be read
             if part.has_another(holder, self._run.busy):
                 return True
             self._run.minds.add("eager")

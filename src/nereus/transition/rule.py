@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 
@@ -12,6 +13,7 @@ class Rule:
     makes room for its own model-stage leaves when another can be read at once; if `eager`, when another is there. Units
     that groups wait to read leave when nothing else can start and nothing runs; if `early`, while others still run. New
     replicas are read from units of the start before others; if `fresh`, from new ones, so that the old ones may leave.
+    If `prudent`, units whose room could be needed are read last, and others stay until no group can lose what it reads.
     """
 
     longest_first: bool = False
@@ -19,8 +21,8 @@ class Rule:
     eager: bool = False
     early: bool = False
     fresh: bool = False
+    prudent: bool = False
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """In what it differs from the first rule."""
-        return tuple(name for name in ("longest_first", "patient", "eager", "early", "fresh") if getattr(self, name))
+    def like(self, other: Rule, minds: Set[str]) -> bool:
+        """Whether it leads to the same order as `other`, to which only the fields `minds` have made a difference."""
+        return all(getattr(self, name) == getattr(other, name) for name in minds)

@@ -38,7 +38,8 @@ class Run:
     def __init__(
         self, locals_: Sequence[LocalDAG], room: Room, site: Site, rule: Rule, limit_bytes: float = inf
     ) -> None:
-        parts = {local.model_stage: Part(local, site, rule.fresh) for local in locals_}
+        tight = room.capacity.keys() if rule.prudent else frozenset[int]()
+        parts = {local.model_stage: Part(local, site, rule.fresh, tight) for local in locals_}
         waiting = Waiting(parts, site, rule.longest_first)
         self.site = site
         self.span_bytes = 0.0
@@ -55,6 +56,8 @@ class Run:
         sizes = [build.received_bytes for local in locals_ for build in local.builds]
         if any(before < after for before, after in pairwise(sizes)):
             self._so_far.minds.add("longest_first")
+        if room.capacity:
+            self._so_far.minds.add("prudent")
 
     @property
     def order(self) -> list[Step]:
@@ -202,6 +205,7 @@ class Run:
                 apart.append(other)
                 continue
             part.open -= 1
+            part.risky.discard(id(other))
             self.steps[id(other)] = self.steps.setdefault(id(build), Step(build))
             build.goals = (*build.goals, *other.goals)
             build.acquires = build.acquires | other.acquires
@@ -269,6 +273,10 @@ class Run:
         self.late |= end >= self._limit_bytes
         part.announce(build, sources, self.span_bytes, end)
         heappush(self._running, (end, build.index, used, build))
+        if id(build) in part.risky:
+            part.risky.remove(id(build))
+            if not part.open and not part.risky:
+                self.leaving.dismiss(part.going)
 
     def _commit(self, end: float, _: int, used: int, build: Build) -> None:
         """The goal units are whole; sources are free again; what nobody needs any more leaves."""

@@ -22,12 +22,13 @@ class Spot:
 class Site:
     """Device → its node, and its kind where there are several. What crosses nodes takes `far` times as long.
 
-    No device has a node: all are near.
+    No device has a node: all are near. `bytes_per_s` is what the fastest link carries; 0: not known.
     """
 
     node_of: Mapping[int, int] = field(default_factory=dict)
     kind_of: Mapping[int, str] = field(default_factory=dict)
     far: float = 1.0
+    bytes_per_s: float = 0.0
     bits: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Device that some spot has → its bit."""
     _node_bits: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -37,10 +38,12 @@ class Site:
     def of(cls, cluster: Cluster) -> Site:
         """The site of all devices of a cluster."""
         mixed = len(cluster.kinds) > 1
+        intra, inter = (cluster.links[name].bytes_per_s for name in ("intra", "inter"))
         return cls(
             {device.id: device.node for device in cluster.devices},
             {device.id: device.kind for device in cluster.devices} if mixed else {},
-            max(1.0, cluster.links["intra"].bytes_per_s / cluster.links["inter"].bytes_per_s),
+            max(1.0, intra / inter),
+            max(intra, inter),
         )
 
     def spot(self, devices: tuple[int, ...]) -> Spot:

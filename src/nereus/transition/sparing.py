@@ -12,7 +12,7 @@ from nereus.transition.decompose import LocalDAG, decompose
 from nereus.transition.fit import check
 from nereus.transition.lead import Lead
 from nereus.transition.room import Room
-from nereus.transition.schedule import Aim, Memory, schedule
+from nereus.transition.schedule import IN_PLACE, Aim, Memory, schedule
 from nereus.transition.site import Site
 
 FEW_DEVICES, TRIES = 16, 2_000
@@ -67,7 +67,7 @@ def led(
     again = [decompose(start.of(ms), goal.of(ms), schemas[ms], unread, site.node_of) for ms in stages]
     waited_for = {} if lead.offloaded else memory.capacity  # what is staged waits for no copy
     aim = Aim(bound_bytes(locals_, memory.used, waited_for, site))
-    dag = schedule(start, goal, [again], memory, site, lead, aim)
+    dag = schedule(start, goal, {IN_PLACE: again}, memory, site, lead, aim)
     check(dag, memory.used, memory.capacity, memory.buffer_bytes)
     return dag
 
