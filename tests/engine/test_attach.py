@@ -238,10 +238,11 @@ def test_elsewhere_nothing_is_asked_nor_for_the_children_of_process_1(
 def test_a_fork_asks_again_as_its_permission_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     attach._permit()
     assert attach._permit.cache_info().currsize == 1
+    before = attach._mark.copy()
     monkeypatch.setattr(attach, "_mark", attach._mark.copy())
     attach._renew()
     assert attach._permit.cache_info().currsize == 0
-    assert not attach._mark.any()
+    assert (attach._mark != before).any()
 
 
 OTHER = """
@@ -298,3 +299,14 @@ def test_another_process_is_read_until_it_ends_and_never_one_that_has_its_pid(ot
     other.wait()
     with pytest.raises(TransportError, match="the process has ended"):
         met.read(places(target), theirs)
+
+
+def test_processes_are_together_on_one_host_with_the_same_pids() -> None:
+    mine, nobody = attach.card(), bytes(attach.CARD_BYTES)
+    host, pids, *rest = attach._CARD.unpack(mine)
+    other = bytes(each ^ 1 for each in host)
+    assert attach.together(mine, attach._CARD.pack(host, pids, *rest[:-1], bytes(16)))
+    assert not attach.together(mine, attach._CARD.pack(other, pids, *rest))
+    assert not attach.together(mine, attach._CARD.pack(host, pids + 1, *rest))
+    assert not attach.together(mine, nobody)
+    assert not attach.together(nobody, nobody)

@@ -54,7 +54,7 @@ class StoppedPeer(Crew):
     def answer(self, message: Message) -> Reply:
         sizes = {"used_bytes": 0, "capacity_bytes": None, "received_bytes": 0, "sent_bytes": 0, "staged": ()}
         routes = fingerprint(self.dag, {ms: SCHEMAS[ms] for ms in (TRAINING,)})
-        told = {"logical": {TRAINING: COUNTERS}, "environment": environment(), "card": bytes(CARD_BYTES)}
+        told = {"logical": {TRAINING: COUNTERS}, "environment": environment(), "card": bytes(CARD_BYTES), "reads": ()}
         return Message(message.name, {**sizes, **told, "routes": routes})
 
     def gather(self, tickets: Collection[int], timeout_s: float) -> dict[int, Reply]:

@@ -297,23 +297,26 @@ def test_a_target_that_does_not_say_that_it_has_read_is_an_error_of_the_source(m
     assert "hearing from rank 1 that it has read failed (deadline of 0.5 s)" in errors[0]
 
 
-def test_ranks_whose_cards_are_known_show_none() -> None:
-    """What they know decides: a card of nobody is not tried, a true one is read from, and both sides agree."""
+def test_ranks_whose_cards_are_known_read_without_having_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card of nobody is not tried, true ones are read from; who is told his readers asks nobody."""
     cards = [attach.card(), bytes(attach.CARD_BYTES), attach.card()]
-    found: dict[int, tuple[dict[int, bool], set[int]]] = {}
+    readable = {0, 2}
+    found: dict[int, set[int]] = {}
+
+    def shown() -> bytes:
+        raise AssertionError("a card is shown")
+
+    monkeypatch.setattr(direct, "card", shown)
 
     def act(transport: Torch) -> None:
-        neighbours = transport.group.neighbours
+        neighbours, rank = transport.group.neighbours, transport.rank
         neighbours.cards = cards
-        others = [rank for rank in range(3) if rank != transport.rank]
-        neighbours.meet(transport, others, others, _raise)
-        found[transport.rank] = (dict(neighbours.readers), {r for r, process in neighbours.sources.items() if process})
+        assert neighbours.try_cards({0, 1, 2} - {rank}) == readable - {rank}
+        neighbours.readers = {other: rank in readable for other in {0, 1, 2} - {rank}}
+        found[rank] = exchanged(transport)
 
     on_threads(3, act)
-    readable = {0, 2}
-    for rank, (readers, sources) in found.items():
-        assert sources == readable - {rank}
-        assert readers == {other: rank in readable for other in {0, 1, 2} - {rank}}
+    assert found == {rank: readable - {rank} for rank in range(3)}
 
 
 def test_ranks_that_have_met_do_not_meet_again() -> None:

@@ -16,7 +16,6 @@ from nereus.core import (
     LogicalState,
     ModelStage,
     Move,
-    NereusError,
     Primitive,
     StateSchema,
     TransitionDAG,
@@ -28,6 +27,7 @@ from nereus.engine.digest import hashes
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover, most_peers
 from nereus.engine.positions import Position
+from nereus.engine.transports.attach import together
 from nereus.engine.transports.torch import Torch
 from nereus.transition.flows import Flow
 from nereus.transition.routes import (
@@ -70,6 +70,12 @@ class _Running:
         """What this device sends and receives in a primitive."""
         return expand_flows(self.flows[primitive.id], self.schemas[primitive.model_stage])
 
+    def hear(self, readers: Collection[int]) -> None:
+        """Which devices read the memory of this one: of all that it sends to, so that nobody asks them."""
+        members, mine = self.group.members, self.group.members[self.group.rank]
+        targets = {target for pairs in self.pairs.values() for source, target in pairs if source == mine != target}
+        self.group.neighbours.readers = {members.index(target): target in readers for target in targets}
+
     def most_peers(self, primitive: Primitive) -> int:
         """The most devices that one device exchanges with in a primitive."""
         return most_peers(self.pairs[primitive.id])
@@ -109,7 +115,7 @@ class Transition:
         fields |= self._worker.memory()
         return Message("transition.look", fields)
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message) -> Message:
         """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
         fields, device = message.fields, self._worker.device
         group = self._worker.groups.make(fields["group"], fields["members"], fields["timeout_s"])
@@ -122,28 +128,30 @@ class Transition:
             flows |= flows_of(dag, ms, schema, device)
         pairs = pair_bytes(dag, schemas)
         self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], flows, pairs)
-        self._probe(self._running)
+        return Message("transition.begin", {"reads": self._probe(self._running)})
 
     def _known(self, model_stage: ModelStage, told: StateSchema) -> StateSchema:
         """The object of the last transition where it says the same: routes are remembered by a schema's identity."""
         self._schemas[model_stage] = as_before(self._schemas.get(model_stage), told)
         return self._schemas[model_stage]
 
-    def _probe(self, running: _Running) -> None:
-        """First bytes over each pair that will be used, so that nothing is allocated for a peer that is not there."""
-        device = self._worker.device
-        pairs = {pair for found in running.pairs.values() for pair in found}
-        ranks = {member: rank for rank, member in enumerate(running.group.members)}
-        transport = Torch(running.group, self._worker.timeout_s)
-        targets = {ranks[target] for source, target in pairs if source == device != target}
-        sources = {ranks[source] for source, target in pairs if target == device != source}
-        if running.group.on_cuda:
-            _first_bytes(transport, targets, sources)
-            return
-        errors: list[NereusError] = []
-        running.group.neighbours.meet(transport, targets, sources, errors.append)
-        for error in errors:
-            raise TransportError(f"device {device}, probe: {error}")
+    def _probe(self, running: _Running) -> frozenset[int]:
+        """Use each pair for the first time, so that nothing is allocated for a peer that is not there.
+
+        Gives the devices whose memory this one reads; to and from those that are not on its host goes a byte.
+        """
+        group, mine = running.group, running.group.rank
+        found = {pair for pairs in running.pairs.values() for pair in pairs}
+        ranks = {member: rank for rank, member in enumerate(group.members)}
+        pairs = {(ranks[source], ranks[target]) for source, target in found if source != target}
+        cards = None if group.on_cuda else group.neighbours.cards
+        apart = {(a, b) for a, b in pairs if cards is None or not together(cards[a], cards[b])}
+        near = {a for a, b in pairs - apart if b == mine}
+        read = group.neighbours.try_cards(near)
+        targets, sources = {b for a, b in apart if a == mine}, {a for a, b in apart if b == mine}
+        group.neighbours.sources |= dict.fromkeys(sources)
+        _first_bytes(Torch(group, self._worker.timeout_s), targets, sources)
+        return frozenset(group.members[rank] for rank in read)
 
     def _hash(self, message: Message) -> Message:
         """Hashes of the positions of some units, in the pieces that `marks` makes of their tensors."""
@@ -158,6 +166,7 @@ class Transition:
         """One primitive: allocate the goal position at the first primitive that concerns it, then move."""
         started_s = time.perf_counter()
         running, device = self._context(), self._worker.device
+        running.hear(message.fields["readers"])
         primitive = next(p for p in running.dag.primitives if p.id == message.fields["primitive"])
         members = running.dag.groups[primitive.group]
         schema = running.schemas[primitive.model_stage]
@@ -255,8 +264,12 @@ def as_before(before: StateSchema | None, told: StateSchema) -> StateSchema:
 
 
 def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:
-    """A byte to and from each rank. NCCL makes a communicator with all members, later batches need only some."""
-    transport.group.all_reduce(torch.zeros(1, device=transport.device))
+    """A byte to each target, and from each source.
+
+    NCCL makes a communicator with all members; later batches need only some.
+    """
+    if transport.group.on_cuda:
+        transport.group.all_reduce(torch.zeros(1, device=transport.device))
     out, inward = (
         [(rank, torch.zeros(1, dtype=torch.uint8, device=transport.device)) for rank in sorted(ranks)]
         for ranks in (targets, sources)

@@ -56,7 +56,7 @@ class Neighbours:
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
         self.cards: Sequence[bytes] | None = None
-        """By rank, where all have them from elsewhere; else each pair exchanges its own."""
+        """By rank, where somebody else has told them."""
         self.readers: dict[int, bool] = {}
         """Rank → whether it reads from this one."""
         self.sources: dict[int, Process | None] = {}
@@ -67,20 +67,25 @@ class Neighbours:
         """This process's own."""
         return card() if self._enabled else bytes(CARD_BYTES)
 
+    def try_cards(self, sources: Collection[int]) -> frozenset[int]:
+        """Those that can be read, found out from their cards alone: somebody else tells them so, before they send."""
+        for source in sorted(set(sources) - self.sources.keys()):
+            self.sources[source] = find(self.cards[source]) if self._enabled and self.cards is not None else None
+        return frozenset(source for source in sources if self.sources[source] is not None)
+
     def meet(self, transport: Torch, targets: Collection[int], sources: Collection[int], note: Note) -> None:
-        """A source shows its card if need be, the target tries it and answers; those that have met are left out.
+        """A source shows its card, the target tries it and answers; those that have met are left out.
 
         Errors of a peer go to `note`; the pair then has messages, as has every pair on CUDA.
         """
-        if transport.device.type != "cpu":
-            return
         new_targets = sorted(set(targets) - self.readers.keys())
         new_sources = sorted(set(sources) - self.sources.keys())
-        shown, hidden = (new_targets, new_sources) if self.cards is None else ((), ())
-        cards = _Letters(transport, dict.fromkeys(shown, self.card), dict.fromkeys(hidden, CARD_BYTES), note)
+        if transport.device.type != "cpu" or not (new_targets or new_sources):
+            return
+        cards = _Letters(transport, dict.fromkeys(new_targets, self.card), dict.fromkeys(new_sources, CARD_BYTES), note)
         verdicts = _Letters(transport, {}, dict.fromkeys(new_targets, 1), note)
         for source in new_sources:
-            told = cards.take(source, "its card") if self.cards is None else self.cards[source]
+            told = cards.take(source, "its card")
             self.sources[source] = find(told) if self._enabled and told is not None else None
             verdicts.send(source, bytes([self.sources[source] is not None]))
         for target in new_targets:

@@ -140,7 +140,9 @@ class TransitionExecutor:
             "timeout_s": progress.timeout_s,
         }
         fields["routes"] = fingerprint(dag, fields["schemas"])
-        self._ask(progress, members, Message("transition.begin", fields))
+        for target, reply in self._ask(progress, members, Message("transition.begin", fields)).items():
+            for source in reply.fields["reads"]:
+                progress.readers.setdefault(source, []).append(target)
 
     def _checked(self, dag: TransitionDAG) -> dict[ModelStage, Digests]:
         """Replicas that a Merge reads are equal; with `verify` the digests of all that changes.
@@ -192,19 +194,21 @@ class TransitionExecutor:
                 raise TransitionError(f"no answer within {progress.allowed_s:.3g} s from {silent}")
 
     def _dispatch(self, progress: Progress, primitive: Primitive) -> None:
+        told: dict[str, Any]
         if isinstance(primitive, Destroy):
             (unit,) = primitive.sources
             if not any(other != unit and other.model_stage == unit.model_stage for other in progress.units):
                 raise TransitionError(f"{primitive.id} would destroy the last copy: {unit}")
             progress.units.remove(unit)
-            message = Message("transition.destroy", {"units": primitive.sources})
+            name, told = "transition.destroy", {"units": primitive.sources}
         elif isinstance(primitive, Offload):
-            message = Message("transition.offload", {"units": primitive.sources})
+            name, told = "transition.offload", {"units": primitive.sources}
         else:
-            message = Message("transition.apply", {"primitive": primitive.id})
+            name, told = "transition.apply", {"primitive": primitive.id}
         progress.seconds[primitive.id] = time.perf_counter()
         progress.allow(progress.timeout_s)
         for device in sorted(progress.devices(primitive)):
+            message = Message(name, told | {"readers": progress.readers.get(device, ())})
             progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
     def _commit(self, progress: Progress, group: str) -> None:

@@ -45,6 +45,8 @@ class Progress:
     received_bytes: Counter[int] = field(default_factory=Counter)
     sent_bytes: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    """Device → those that read its memory."""
     _needs: dict[str, tuple[set[str], set[str]]] | None = None
 
     def allow(self, seconds: float) -> None:

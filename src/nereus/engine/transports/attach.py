@@ -37,12 +37,12 @@ _MARK_BYTES = 16
 _PR_SET_PTRACER = 0x59616D61
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
-_mark = np.zeros(_MARK_BYTES, np.uint8)
-"""Random once it is told; where it lies is told with it."""
+_mark = np.frombuffer(bytearray(os.urandom(_MARK_BYTES)), np.uint8)
+"""Random; where it lies is told with it."""
 
 
 def _renew() -> None:
-    _mark[:] = 0
+    _mark[:] = np.frombuffer(os.urandom(_MARK_BYTES), np.uint8)
     _permit.cache_clear()
 
 
@@ -58,16 +58,14 @@ def card() -> bytes:
         _permit()
     except (OSError, ValueError):
         return bytes(CARD_BYTES)
-    if not _mark.any():
-        _mark[:] = np.frombuffer(os.urandom(_MARK_BYTES), np.uint8)
     return _CARD.pack(host, namespace, os.getpid(), _mark.ctypes.data, _mark.tobytes())
 
 
 def find(theirs: bytes) -> Process | None:
     """The process of a card where this one may read its memory: same host, same pids, and the mark is there."""
-    host, namespace, pid, address, mark = _CARD.unpack(theirs)
-    if not any(host) or _CARD.unpack(card())[:2] != (host, namespace):
+    if not together(theirs, card()):
         return None
+    _, _, pid, address, mark = _CARD.unpack(theirs)
     found = Process(pid, address, mark)
     empty = np.empty((0, 2), np.int64)
     try:
@@ -75,6 +73,12 @@ def find(theirs: bytes) -> Process | None:
     except TransportError:
         return None
     return found
+
+
+def together(one: bytes, other: bytes) -> bool:
+    """Whether two cards are of processes that see the same host and pids; not where one of them is of nobody."""
+    first, second = _CARD.unpack(one)[:2], _CARD.unpack(other)[:2]
+    return any(first[0]) and first == second
 
 
 class Process:
