@@ -1,7 +1,8 @@
 """What transitions move over the least that they could (M*), planned for random pairs of layouts.
 
 Each pair is planned twice: positions dealt over all devices, against M*; and kept together as the plan puts them on
-nodes of eight, against the least under that constraint and against M*. `python -m benchmarks.transitions --only bytes`.
+nodes of eight, against the least under that constraint and against M*. Near capacity, the planner's pairs against the
+least that any order moves. `python -m benchmarks.transitions --only bytes`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks._result import Result
+from benchmarks.transitions._near_capacity import lines as near_capacity
 from nereus.core import Assignment, Candidate, EMUSet, Layout, ModelSpec, ModelStage, Plan, StateSchema, expand
 from nereus.cost.state import schema
 from nereus.transition import connect, minimum_bytes, pair_bytes, place
@@ -126,4 +128,5 @@ def run(quick: bool = False) -> list[Result]:
     count = 20 if quick else PAIRS
     divisible = pairs(even, EVEN, count)
     others = pairs(uneven, UNEVEN, count)
-    return [*_lines("divisible", 1.02, divisible), *_lines("uneven, GQA, tied", 1.05, others)]
+    near = near_capacity(quick)
+    return [*_lines("divisible", 1.02, divisible), *_lines("uneven, GQA, tied", 1.05, others), *near]
