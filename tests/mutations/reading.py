@@ -17,8 +17,8 @@ READING = (
     Mutation(
         "read processes of another host or namespace",
         "engine/transports/attach.py",
-        "    if not any(host) or _CARD.unpack(card())[:2] != (host, namespace):",
-        "    if not any(host):",
+        "    return any(first[0]) and first == second",
+        "    return any(first[0])",
         ATTACH + "test_a_card_of_another_host_or_process_is_refused",
     ),
     Mutation(
