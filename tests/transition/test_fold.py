@@ -235,6 +235,12 @@ def test_readers_have_a_holder_and_no_lot_takes_more_rounds_than_all(data: st.Da
         assert lacks <= (2**rounds - 1) * had
 
 
+def test_what_a_reader_leaves_over_serves_another() -> None:
+    held, wanted = [4, 0, 4, 4, 4, 8, 8], [0, 0, 8, 8, 8, 8, 0]  # cell 6 has enough for two of cells 2 to 4
+    lots = lots_of(needs([held], [wanted]), np.arange(7))
+    assert all(sum(np.array(wanted)[lots == lot]) <= sum(np.array(held)[lots == lot]) for lot in set(lots.tolist()))
+
+
 def test_more_devices_of_the_same_kind_make_no_more_work() -> None:
     before, after = (plan(assign(ACTOR, layout, *range(4))) for layout in (Layout(4), Layout(1, 2)))
     one = connect(expand(before), expand(after), SCHEMAS)

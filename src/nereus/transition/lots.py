@@ -147,11 +147,14 @@ def _share(lots: _Lots, sums: dict[int, _Sum]) -> None:
         rich = sorted(
             (lot for lot, own in sums.items() if own.spare > 0), key=lambda lot: (not sums[lot].wanted, sums[lot].spare)
         )
+        served: list[int] = []
         for lot in poor:
-            while sums[lot].spare < 0 and rich:
-                other = rich.pop()
+            while sums[lot].spare < 0 and (rich or served):
+                other = (rich or served).pop()
                 lots.join(lot, other)
                 sums[lot].add(sums.pop(other))
+            if sums[lot].spare > 0:
+                served.append(lot)
 
 
 def _help(lots: _Lots, sums: dict[int, _Sum]) -> None:
