@@ -32,7 +32,7 @@ from nereus.transition.sparing import crowd_of, led, spared
 TRIED_WHOLE = 100
 """What the parts end above the bound is ordered in one piece as well; beyond so many commit groups, by one rule alone.
 """
-SMALL, LARGE = (32, 256), (600, 4096)
+SMALL, LARGE = (64, 256), (600, 4096)
 """Commit groups, and units that go or come: always up to the first; up to the others where that may well be shorter."""
 LONG_GROUPS, MUCH_IDLE = 5, 2.0
 """It may where parts that end last have so many groups, and the others' devices are idle for so much longer."""
