@@ -126,6 +126,20 @@ ORDERS = (
         TESTS + "test_a_device_without_a_node_is_alone_on_its_own",
     ),
     Mutation(
+        "let units leave though groups may still lose what they read",
+        "transition/leaving.py",
+        "        if not part.open and not part.risky:\n",
+        "        if not part.open:\n",
+        RULES,
+    ),
+    Mutation(
+        "read units first whose room could be needed",
+        "transition/holders.py",
+        "idle = self._crowded if holder.crowded else",
+        "idle =",
+        RULES,
+    ),
+    Mutation(
         "let no unit leave while a group runs",
         "transition/leaving.py",
         "return self._run.rule.early and self.give_up_sources()",

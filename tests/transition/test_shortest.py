@@ -67,9 +67,9 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
         assert dag.span_bytes == round(min(found))
 
 
-@pytest.mark.parametrize("seed", [299, 41, 132, 3651, 112, 297, 1495])
+@pytest.mark.parametrize("seed", [299, 41, 132, 3651, 112, 297, 1495, 2443])
 def test_each_try_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
-    """In the order of the tries, after the first one."""
+    """In the order of the tries, after the first one; at last by what units cost to lose."""
     start, goal, capacity = random_case(seed)
     assert connect(start, goal, SCHEMAS, Budget(capacity)).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
 
