@@ -75,7 +75,8 @@ def connect(
             except BlockedError:  # ordered as a whole, a part may get help from others
                 pass
             else:
-                return dag if dag.certified else _shorter(dag, changed, schemas, memory, site)
+                dag = dag if dag.certified else _shorter(dag, changed, schemas, memory, site)
+                return spared(dag, schemas, memory, site)
     return _whole(start, goal, changed, schemas, memory, site, budget.host_bytes)
 
 
@@ -198,7 +199,7 @@ def _whole(
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in changed]
     try:
         aim = Aim(hopeless=lambda: not host_bytes and deadlocked(crowd_of(start, goal, schemas, locals_, memory)))
-        return spared(_ordered(start, goal, locals_, schemas, memory, site, aim), locals_, schemas, memory, site)
+        return spared(_ordered(start, goal, locals_, schemas, memory, site, aim), schemas, memory, site)
     except BlockedError as blocked:
         return _searched(blocked, (start, goal), schemas, locals_, memory, site, host_bytes)
 

@@ -19,22 +19,18 @@ FEW_DEVICES, TRIES = 16, 2_000
 """Where there are more devices, nothing better is looked for; groups looked at before the best is taken."""
 
 
-def spared(
-    dag: TransitionDAG,
-    locals_: Sequence[LocalDAG],
-    schemas: Mapping[ModelStage, StateSchema],
-    memory: Memory,
-    site: Site,
-) -> TransitionDAG:
+def spared(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], memory: Memory, site: Site) -> TransitionDAG:
     """`dag`, or the order that gives up least, if it saves a larger share of the bytes than it takes longer."""
     if not memory.capacity or len(dag.devices) > FEW_DEVICES:
         return dag
-    crowd = crowd_of(dag.start, dag.goal, schemas, locals_, memory)
+    start, goal = dag.start, dag.goal
+    locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in goal.model_stages]
+    crowd = crowd_of(start, goal, schemas, locals_, memory)
     lost = _lost_bytes(dag, crowd)
     found = cheapest(crowd, TRIES, lost) if lost else None
     if found is None:
         return dag
-    other = led(dag.start, dag.goal, found.lead, locals_, schemas, memory, site)
+    other = led(start, goal, found.lead, locals_, schemas, memory, site)
     moved = sum(build.moved_bytes for local in locals_ for build in local.builds)
     shorter = other.span_bytes * (moved + found.lost_bytes) <= dag.span_bytes * (moved + lost)
     return other if shorter else dag
