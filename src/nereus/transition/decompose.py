@@ -8,7 +8,7 @@ built from any whole unit, chosen when the order is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 
 from nereus.core import EMU, InfeasibleError, Layout, ModelStage, StateSchema, TransitionError
@@ -68,6 +68,8 @@ class LocalDAG:
     """Whether a copy that nobody here reads stays for good, so that all of these may leave."""
     copies: int = 1
     """How many parts that are alike it stands for."""
+    losses: dict[tuple[str, tuple[int, ...]], tuple[tuple[EMU, ...], int]] = field(default_factory=dict)
+    """Name of a group and devices of a unit that it reads → all it read when that was found, and the loss."""
 
     def drop(self, build: Build, unit: EMU) -> None:
         """`build` reads `unit` no longer, which may then be destroyed before it."""
@@ -77,6 +79,13 @@ class LocalDAG:
 
     def loss(self, build: Build, unit: EMU) -> int:
         """Bytes that the busiest device of `build` receives more if it does not read `unit`."""
+        key = (build.name, unit.devices)
+        known = self.losses.get(key)
+        if known is None or known[0] is not build.sources:
+            known = self.losses[key] = (build.sources, self._loss(build, unit))
+        return known[1]
+
+    def _loss(self, build: Build, unit: EMU) -> int:
         # What a goal unit receives depends on what its own devices hold, so the other goal units lose nothing.
         goal_on = self.pricing.goal_on
         touched = {goal_on[device]: None for device in unit.devices if device in build.acquires}

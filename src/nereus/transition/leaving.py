@@ -32,15 +32,23 @@ class Leaving:
 
     def on(self, device: int) -> list[Holder]:
         """Units that go and are still there, on a device that may run short."""
-        return [holder for holder in self._on.get(device, ()) if not holder.gone]
+        there = self._on.get(device)
+        if there is None:
+            return []
+        if any([holder.gone for holder in there]):
+            there = self._on[device] = [holder for holder in there if not holder.gone]
+        return there
 
-    def dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> None:
-        """Destroy those that nobody has to read any more; `wanted` waits for their memory."""
+    def dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> bool:
+        """Destroy those that nobody has to read any more; `wanted` waits for their memory. Whether there were any."""
+        found = False
         for holder in holders:
             if holder.goes and not holder.gone and not holder.pending:
                 part = holder.part
                 if part.spare and self._may_leave(part, holder, wanted):
                     self.destroy(holder)
+                    found = True
+        return found
 
     def _may_leave(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
         """Whether no group could still read a unit, or it leaves for its memory."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import inf
 
 from nereus.core import EMU, Layout
@@ -218,8 +218,7 @@ class Run:
     def _can_start(self, build: Build, used: int, sources: Sequence[Holder] = ()) -> bool:
         """Whether memory and the devices `used` are free; if not, the group is left with what it waits for."""
         short = self.room.short(build)
-        if short:
-            self.leaving.dismiss([holder for device in short for holder in self.leaving.on(device)], build)
+        if short and self.leaving.dismiss([h for device in short for h in self.leaving.on(device)], build):
             short = self.room.short(build)
         if short:
             part, device = self._waiting.part(build), next(iter(short))
@@ -230,7 +229,8 @@ class Run:
                 self._waiting.lack(build, device)
             return False
         if self._so_far.busy & used:
-            devices = chain(build.acquires, *(holder.unit.devices for holder in sources))
+            read = {device for holder in sources for device in holder.unit.devices}
+            devices: Iterable[int] = build.acquires.keys() | read if read else build.acquires
             self._waiting.rest(build, self.site.first(devices, self._so_far.busy))
             return False
         return True
@@ -290,7 +290,7 @@ class Run:
         for holder in sources:
             holder.pending -= 1
         part.free((*sources, *made))
-        self._waiting.free(used, (*build.goals, *(holder.unit for holder in sources)))
+        self._waiting.free(used, build)
         self.leaving.dismiss(part.going if first else sources)
         self._waiting.serve(part)
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from nereus.core import EMU, ModelStage
+from nereus.core import ModelStage
 from nereus.transition.decompose import Build
 from nereus.transition.holders import Holder, Part
 from nereus.transition.site import Site
@@ -27,7 +27,6 @@ class Waiting:
         self.short: dict[int, list[Build]] = {}
         """Device → groups that wait for memory on it."""
         self._part_of: list[Part] = []
-        self._rank = {id(part): part.local.model_stage.sort_key for part in parts.values()}
         for part in parts.values():
             for build in part.local.builds:
                 build.index = len(self._part_of)
@@ -61,9 +60,11 @@ class Waiting:
             yield heappop(self._ready)[2]
 
     def hungry(self) -> list[Part]:
-        """Model-stages to look at, in order, each once."""
+        """Model-stages to look at, in their order, each once."""
         found, self._hungry = self._hungry, {}
-        return sorted(found.values(), key=lambda part: self._rank[id(part)])
+        if len(found) == 1:
+            return list(found.values())
+        return [part for part in self._parts.values() if id(part) in found]
 
     def rest(self, what: Build | Holder, device: int) -> None:
         """Leave it until the device is free."""
@@ -98,12 +99,13 @@ class Waiting:
     def _queues(self) -> list[list[tuple[int, int, Build]]]:
         return [self._ready, *(part.queue for part in self._parts.values())]
 
-    def free(self, bits: int, units: Iterable[EMU]) -> None:
-        """The devices of some units, those of `bits`, are free: what has waited for them may be read, or start."""
+    def free(self, bits: int, build: Build) -> None:
+        """The devices of `bits`, of a group and what it has read, are free: what has waited may be read, or start."""
         if not self._rested & bits:
             return
         self._rested &= ~bits
-        for device in self._resting.keys() & {device for unit in units for device in unit.devices}:
+        devices = set(build.acquires).union(*(unit.devices for unit in build.sources))
+        for device in self._resting.keys() & devices:
             for waiting in self._resting.pop(device):
                 if isinstance(waiting, Build):
                     self.queue(waiting)
