@@ -106,6 +106,10 @@ def test_jobs_that_differ_in_their_devices_alone_share_their_flows(seed: int) ->
     assert other.pattern is here.pattern
     alone = list(dealt(schema, Job(ordered(sources), ordered(targets)), node_of=nodes).flows())
     assert list(here.flows()) == alone
+    sums = Counter[tuple[int, int]]()
+    for flow in alone:
+        sums[flow.source, flow.target] += flow.elements
+    assert {(here.devices[s], here.devices[t]): size for (s, t), size in here.pattern.pairs.items()} == sums
     assert list(other.flows()) == [
         Flow(f.tensors, f.row_elements, f.start, f.stop, there[f.source], there[f.target]) for f in alone
     ]

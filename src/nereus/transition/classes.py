@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import gcd
+from operator import attrgetter
 
 from nereus.core import EMU, Layout, StateSchema, TensorSpec
 from nereus.transition.profile import KNOWN_LAYOUTS, PerSchema, Recent, end_ranks, profile_of
+
+_layout = attrgetter("layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +31,25 @@ class TensorClass:
     holders: Mapping[Layout, tuple[int, ...]]
 
     @property
+    def step_elements(self) -> int:
+        """Elements of one step of all tensors."""
+        return len(self.tensors) * self.step * self.row_elements
+
+    @property
     def sample(self) -> TensorSpec:
         """The first tensor, which stands for all."""
         return self.tensors[0]
 
-    def regions(self, unit: EMU) -> dict[int, tuple[int, int]]:
-        """Device → non-empty interval of the cut dim, in steps, that it owns in `unit`."""
-        tp = unit.layout.tp
-        return {
-            unit.devices[pp_rank * tp + rank]: (start, stop)
-            for pp_rank in self.holders[unit.layout]
-            for rank, (start, stop) in enumerate(self.intervals[tp])
-            if start < stop
-        }
+    def regions(self, units: Iterable[EMU]) -> dict[int, tuple[int, int]]:
+        """Device → non-empty interval of the cut dim, in steps, that it owns in its unit."""
+        found: dict[int, tuple[int, int]] = {}
+        for layout, alike in groupby(units, _layout):
+            tp, shards = layout.tp, self.intervals[layout.tp]
+            ranges = [slice(rank * tp, (rank + 1) * tp) for rank in self.holders[layout]]
+            for unit in alike:
+                for held in ranges:
+                    found.update(zip(unit.devices[held], shards, strict=True))
+        return {device: region for device, region in found.items() if region[0] < region[1]}
 
 
 Family = tuple[TensorClass, ...]

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from nereus.core import EMU, StateSchema
-from nereus.transition.flows import Deal, Flow, Job, dealt
+from nereus.transition.flows import Flow, Job, dealt, moved
 from nereus.transition.nodes import node_at
 from nereus.transition.profile import PerSchema
 
-MOST_FLOWS = 200_000
-"""Flows that are remembered of one schema."""
-
+MOST_POSITIONS = 1 << 16
+"""Positions of units, in all patterns that are remembered of one schema."""
 
 Pairs = Mapping[tuple[int, int], int]
 """(source, target) → elements of one kind."""
@@ -25,22 +25,21 @@ Pairs = Mapping[tuple[int, int], int]
 class Pattern:
     """The flows of a job whose devices are numbered in order."""
 
-    def __init__(self, deal: Deal) -> None:
-        self._deal = deal
-        self.size = deal.size
-        """About the number of flows."""
+    def __init__(self, *asked: Any) -> None:
+        self._asked = asked
+        """What `dealt` and `moved` are asked."""
         self.shares: dict[object, Sequence[Pairs]] = {}
         """How the primitives of a group may divide `pairs` among them."""
 
     @cached_property
     def flows(self) -> tuple[Flow, ...]:
         """All flows."""
-        return self._deal.flows()
+        return dealt(*self._asked).flows()
 
     @cached_property
     def pairs(self) -> Pairs:
         """What all flows move."""
-        return self._deal.pairs()
+        return moved(*self._asked)
 
     @cached_property
     def by_device(self) -> Mapping[int, Sequence[Flow]]:
@@ -84,7 +83,7 @@ class Exchanges:
     def __init__(self, schema: StateSchema) -> None:
         self._schema = schema
         self._known: dict[object, Pattern] = {}
-        self._flows = 0
+        self._positions = 0
 
     def of(self, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> Exchange:
         """The exchange of a job; the order of its units does not matter."""
@@ -100,16 +99,12 @@ class Exchanges:
             rest = iter(places)
             alike = tuple(EMU(unit.model_stage, unit.layout, tuple(islice(rest, len(unit.devices)))) for unit in units)
             asked = Job(alike[: len(sources)], alike[len(sources) :])
-            found = dealt(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
-            pattern = self._remember(key, Pattern(found))
+            self._positions += len(flat)
+            if self._positions > MOST_POSITIONS:
+                self._known, self._positions = {}, len(flat)
+            pattern = Pattern(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
+            self._known[key] = pattern
         return Exchange(pattern, devices)
-
-    def _remember(self, key: object, pattern: Pattern) -> Pattern:
-        self._flows += pattern.size
-        if self._flows > MOST_FLOWS:
-            self._known, self._flows = {}, pattern.size
-        self._known[key] = pattern
-        return pattern
 
 
 exchanges_of = PerSchema(Exchanges)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nereus.core import EMU, StateSchema, TensorSpec, TransitionError
-from nereus.transition.classes import TensorClass, classes, layouts_of
+from nereus.transition.classes import Family, TensorClass, classes, layouts_of
 from nereus.transition.ribbons import Cut, Ribbon, Segment, cuts, segments
+
+NOTHING = (0, 0)
+"""The region of a device that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,6 @@ class Deal:
     cuts: tuple[Cut, ...]
     """Who sends what of `ranges`."""
 
-    @property
-    def size(self) -> int:
-        """Copies, and targets of all cuts: about the number of flows."""
-        lengths = [entry.ribbon.tensors * entry.ribbon.rows for entry in self.ranges]
-        return len(self.own) + sum(
-            1 + (end - 1) // lengths[at] - begin // lengths[at] for at, _, begin, end in self.cuts
-        )
-
     def flows(self) -> tuple[Flow, ...]:
         """All of them, in order."""
         made = list(self.own)
@@ -80,23 +75,6 @@ class Deal:
             found = self.ranges[index]
             made.extend(map(found.flow, segments(found.ribbon, owner, begin, end)))
         return tuple(made)
-
-    def pairs(self) -> dict[tuple[int, int], int]:
-        """(source, target) → elements of one kind."""
-        total: dict[tuple[int, int], int] = defaultdict(int)
-        for flow in self.own:
-            total[flow.source, flow.target] += flow.elements
-        for index, owner, begin, end in self.cuts:
-            ribbon = self.ranges[index].ribbon
-            length, size = ribbon.tensors * ribbon.rows, ribbon.row_size
-            if end - begin == length * len(ribbon.targets):
-                for target in ribbon.targets:
-                    total[owner, target] += length * size
-                continue
-            for place in range(begin // length, -(-end // length)):
-                rows = min(end, (place + 1) * length) - max(begin, place * length)
-                total[owner, ribbon.targets[place]] += rows * size
-        return dict(total)
 
 
 def dealt(schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None) -> Deal:
@@ -116,9 +94,7 @@ def ranges_of(
     themselves, unless `lacking`."""
     ranges: list[Range] = []
     copies: list[Flow] = []
-    for family in classes(schema, layouts_of((*job.sources, *job.targets))):
-        found, own = _collect(job, family[0], node_of)
-        wanted = [(low, high, owners, tuple(targets)) for (low, high, owners), targets in found.items()]
+    for family, wanted, own in _families(schema, job, node_of):
         for members in family:
             tensors, step, row_elements = members.tensors, members.step, members.row_elements
             if not lacking:
@@ -129,49 +105,114 @@ def ranges_of(
     return ranges, copies
 
 
-Wanted = dict[tuple[int, int, tuple[int, ...]], list[int]]
-"""(start, stop, owners) → devices that lack it."""
+def moved(
+    schema: StateSchema, job: Job, lacking: bool = True, node_of: Mapping[int, int] | None = None
+) -> dict[tuple[int, int], int]:
+    """(source, target) → elements of one kind: the sums of the flows of `dealt`, found without them.
+
+    What has one owner leaves no choice, so all its classes are counted at once; only the rest is cut.
+    """
+    total: dict[tuple[int, int], int] = defaultdict(int)
+    loads: dict[int, float] = defaultdict(float)
+    shared: list[Ribbon] = []
+    for family, wanted, own in _families(schema, job, node_of):
+        step_elements = sum(members.step_elements for members in family)
+        for low, high, at in () if lacking else own:
+            total[at, at] += (high - low) * step_elements
+        for low, high, (owner, *others), targets in wanted:
+            if not others:
+                elements = (high - low) * step_elements
+                loads[owner] += elements * len(targets)
+                for target in targets:
+                    total[owner, target] += elements
+        many = [each for each in wanted if len(each[2]) > 1]
+        for members in family if many else ():
+            count, step, row_elements = len(members.tensors), members.step, members.row_elements
+            shared.extend(
+                Ribbon(owners, to, count, (high - low) * step, row_elements) for low, high, owners, to in many
+            )
+    for index, owner, begin, end in cuts(shared, loads):
+        for target, elements in shared[index].parts(begin, end):
+            total[owner, target] += elements
+    return dict(total)
 
 
-def _collect(
-    job: Job, members: TensorClass, node_of: Mapping[int, int] | None
-) -> tuple[Wanted, list[tuple[int, int, int]]]:
-    """What targets lack of a class, and what they can copy from themselves: (start, stop, device). In steps."""
-    owned = {device: region for unit in job.sources for device, region in members.regions(unit).items()}
-    marks = sorted({mark for region in owned.values() for mark in region})
-    owners: list[list[int]] = [[] for _ in marks]
-    for device in sorted(owned):
-        start, stop = owned[device]
-        for piece in range(bisect_left(marks, start), bisect_left(marks, stop)):
-            owners[piece].append(device)
-    wanted: Wanted = {}
-    near: dict[tuple[int, int | None], tuple[int, ...]] = {}
-    """(piece, node of who lacks it) → its owners that are asked."""
-    own: list[tuple[int, int, int]] = []
-    needs = {device: region for unit in job.targets for device, region in members.regions(unit).items()}
-    for device, (start, stop) in sorted(needs.items()):
+Wanted = list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
+"""(start, stop, owners, devices that lack it), in steps."""
+Own = list[tuple[int, int, int]]
+"""(start, stop, device): what a target can copy from itself, in steps."""
+
+
+def _families(schema: StateSchema, job: Job, node_of: Mapping[int, int] | None) -> Iterator[tuple[Family, Wanted, Own]]:
+    """Each family of classes, and what the targets lack and have of it."""
+    for family in classes(schema, layouts_of((*job.sources, *job.targets))):
+        yield family, *_collect(job, family[0], node_of)
+
+
+def _collect(job: Job, members: TensorClass, node_of: Mapping[int, int] | None) -> tuple[Wanted, Own]:
+    """What targets lack of a class, and what they can copy from themselves."""
+    owned, needs = members.regions(job.sources), members.regions(job.targets)
+    pieces = _Pieces(owned, node_of)
+    alike: dict[object, tuple[Sequence[list[int]], Sequence[tuple[int, int]]]] = {}
+    """(what a device needs, what it has, its node) → where it is entered, and the ranges that it copies."""
+    wanted: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+    own: Own = []
+    for device, need in sorted(needs.items()):
+        held, node = owned.get(device, NOTHING), node_of.get(device) if node_of else None
+        found = alike.get((need, held, node))
+        if found is None:
+            lacked, copied = pieces.lacked(need, held, node)
+            if lacked is None:
+                raise _missing(members, *copied[0], job)
+            found = alike[need, held, node] = [wanted.setdefault(each, []) for each in lacked], copied
+        for targets in found[0]:
+            targets.append(device)
+        own.extend([(low, high, device) for low, high in found[1]])
+    return [(*each, tuple(targets)) for each, targets in wanted.items()], own
+
+
+class _Pieces:
+    """The ranges between all marks where the region of an owner starts or stops, and the owners of each."""
+
+    def __init__(self, owned: Mapping[int, tuple[int, int]], node_of: Mapping[int, int] | None) -> None:
+        self._marks = marks = sorted({mark for region in set(owned.values()) for mark in region})
+        self._node_of = node_of or {}
+        place = {mark: index for index, mark in enumerate(marks)}
+        self._owners: list[list[int]] = [[] for _ in marks]
+        for device, (start, stop) in sorted(owned.items()):
+            for piece in range(place[start], place[stop]):
+                self._owners[piece].append(device)
+        self._near: dict[tuple[int, int | None], tuple[int, ...]] = {}
+        """(piece, node of who lacks it) → its owners that are asked."""
+
+    def lacked(
+        self, need: tuple[int, int], held: tuple[int, int], node: int | None
+    ) -> tuple[list[tuple[int, int, tuple[int, ...]]] | None, list[tuple[int, int]]]:
+        """(start, stop, owners that are asked) of what is not held of a need, and (start, stop) of what is.
+
+        Of something that nobody has: None, and that alone.
+        """
+        (start, stop), marks = need, self._marks
         if not marks or marks[0] > start or marks[-1] < stop:
-            raise _missing(members, start, stop, job)
-        held, node = owned.get(device, (0, 0)), node_of.get(device) if node_of else None
+            return None, [need]
+        lacked: list[tuple[int, int, tuple[int, ...]]] = []
+        copied: list[tuple[int, int]] = []
         for piece in range(bisect_right(marks, start) - 1, bisect_left(marks, stop)):
             low, high = max(start, marks[piece]), min(stop, marks[piece + 1])
             if held[0] <= low and high <= held[1]:
-                own.append((low, high, device))
+                copied.append((low, high))
                 continue
-            if not owners[piece]:
-                raise _missing(members, low, high, job)
-            asked = near.get((piece, node))
-            if asked is None:
-                asked = near[piece, node] = _near(owners[piece], device, node_of)
-            wanted.setdefault((low, high, asked), []).append(device)
-    return wanted, own
+            if not self._owners[piece]:
+                return None, [(low, high)]
+            if (piece, node) not in self._near:
+                self._near[piece, node] = self._asked(self._owners[piece], node)
+            lacked.append((low, high, self._near[piece, node]))
+        return lacked, copied
 
-
-def _near(owners: Sequence[int], device: int, node_of: Mapping[int, int] | None) -> tuple[int, ...]:
-    if not node_of or device not in node_of:
-        return tuple(owners)
-    node = node_of[device]
-    return tuple(owner for owner in owners if node_of.get(owner) == node) or tuple(owners)
+    def _asked(self, owners: Sequence[int], node: int | None) -> tuple[int, ...]:
+        if node is None or len(owners) == 1:
+            return tuple(owners)
+        return tuple([owner for owner in owners if self._node_of.get(owner) == node]) or tuple(owners)
 
 
 def _missing(members: TensorClass, start: int, stop: int, job: Job) -> TransitionError:

@@ -7,8 +7,9 @@ rows). Every rank deals the same ribbons the same way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 SNAP = 1 / 8
 """A cut moves to the nearest whole tensor when that shifts at most this part of a sender's share."""
@@ -27,14 +28,16 @@ class Ribbon:
     row_size: int
 
     @property
-    def row_count(self) -> int:
-        """Rows of all targets and tensors."""
-        return len(self.targets) * self.tensors * self.rows
-
-    @property
     def size(self) -> int:
         """What is sent in all."""
-        return self.row_count * self.row_size
+        return len(self.targets) * self.tensors * self.rows * self.row_size
+
+    def parts(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """(target, what it gets) of the positions [begin, end)."""
+        length = self.tensors * self.rows
+        for place in range(begin // length, -(-end // length)):
+            rows = min(end, (place + 1) * length) - max(begin, place * length)
+            yield self.targets[place], rows * self.row_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +65,26 @@ def deal(ribbons: Sequence[Ribbon]) -> list[tuple[int, Segment]]:
     ]
 
 
-def cuts(ribbons: Sequence[Ribbon]) -> list[Cut]:
-    """The same as positions of the ribbons."""
+def cuts(ribbons: Sequence[Ribbon], sent: Mapping[int, float] = MappingProxyType({})) -> list[Cut]:
+    """The same as positions of the ribbons, where owners have `sent` something before: more ribbons of one owner."""
     sizes = [ribbon.size for ribbon in ribbons]
     # Ranges with few owners leave no choice, so they come first; the sort is stable.
     order = sorted(range(len(ribbons)), key=lambda index: (len(ribbons[index].owners), -sizes[index]))
-    least = WHOLE * sum(sizes)
-    senders = len({owner for ribbon in ribbons for owner in ribbon.owners})
-    loads: dict[int, float] = defaultdict(float)
+    least = WHOLE * (sum(sizes) + sum(sent.values()))
+    senders = len({owner for owners in {ribbon.owners for ribbon in ribbons} for owner in owners} | sent.keys())
+    loads: dict[int, float] = defaultdict(float, sent)
     found: list[Cut] = []
     for index in order:
-        found.extend(_cut(index, ribbons[index], loads, sizes[index] * senders < least))
+        found.extend(_cut(index, ribbons[index], sizes[index], loads, sizes[index] * senders < least))
     return found
 
 
-def _cut(index: int, ribbon: Ribbon, loads: dict[int, float], whole: bool) -> list[Cut]:
+def _cut(index: int, ribbon: Ribbon, size: int, loads: dict[int, float], whole: bool) -> list[Cut]:
     """Cut one ribbon among its owners and add the shares to `loads`."""
-    rows, owners = ribbon.row_count, ribbon.owners
+    rows, owners = len(ribbon.targets) * ribbon.tensors * ribbon.rows, ribbon.owners
     if whole or len(owners) == 1:
         owner = owners[0] if len(owners) == 1 else min(owners, key=loads.__getitem__)
-        loads[owner] += rows * ribbon.row_size
+        loads[owner] += size
         return [(index, owner, 0, rows)]
     shares = _fill([loads[owner] / ribbon.row_size for owner in owners], rows)
     done, ideal = 0, 0.0
