@@ -11,8 +11,8 @@ FOLDING = (
     Mutation(
         "take parts with unequal room for alike",
         "transition/fold.py",
-        "found[tight] = np.array(limits)[tight] - used[tight]",
-        "found[tight] = 0",
+        "np.where(free < wanted, free, AMPLE)",
+        "np.where(free < wanted, 0, AMPLE)",
         TESTS + "test_parts_with_unequal_room_are_not_alike_unless_there_is_plenty",
     ),
     Mutation(

@@ -8,8 +8,8 @@ import pytest
 
 from nereus.core import EMUSet, InfeasibleError, Layout, Merge, ModelStage, Plan, Split, StateSchema, expand
 from nereus.engine.transports.memory import execute
-from nereus.transition.budget import Budget
 from nereus.transition import compose, composed_bytes, stored_bytes
+from nereus.transition.budget import Budget
 from tests.support.models import ACTOR, CRITIC, TRAINED, assign, decoder, even, full_bytes, plan
 from tests.support.pairs import random_plan, random_schemas
 from tests.support.worlds import assert_holds, filled
@@ -73,9 +73,7 @@ def test_a_model_stage_that_stays_is_left_alone() -> None:
     both = plan(assign(ACTOR, Layout(2), 0, 1), assign(CRITIC, Layout(2), 2, 3))
     after = plan(assign(ACTOR, Layout(1), 0, 1), assign(CRITIC, Layout(2), 2, 3))
     schemas = {ACTOR: SCHEMA, CRITIC: decoder(scalar=True)}
-    assert all(
-        step.model_stage == ACTOR for dag in compose(expand(both), after, schemas) for step in dag.primitives
-    )
+    assert all(step.model_stage == ACTOR for dag in compose(expand(both), after, schemas) for step in dag.primitives)
 
 
 @pytest.mark.parametrize("seed", range(25))

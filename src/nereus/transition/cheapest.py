@@ -16,6 +16,9 @@ from nereus.transition.alone import Alone
 from nereus.transition.crowd import Crowd, Levels, Place, each
 from nereus.transition.lead import GroupName, Lead
 
+UNITS_A_TRY = 8
+"""A group of so many goal units counts as one more try: to look at it takes that much longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
@@ -107,11 +110,11 @@ class _Search:
             cost, gone = heappop(heap)
             if lost + cost >= self.limit:
                 return
-            self.tries -= 1
-            if self.tries <= 0:
-                return
             now = alive & ~gone
             group = self.crowd.together(new.bit, now, built)
+            self.tries -= 1 + group.bit_count() // UNITS_A_TRY
+            if self.tries <= 0:
+                return
             wanted = self.crowd.wanted(group, now)
             short = self._short(wanted, gone, built)
             if short is None:
