@@ -121,8 +121,8 @@ ORDERS = (
     Mutation(
         "put all devices without a node on one",
         "transition/nodes.py",
-        "    return {node_of.get(device, -1 - device)",
-        "    return {node_of.get(device, -1)",
+        "node_of.get(device, -1 - device)",
+        "node_of.get(device, -1)",
         TESTS + "test_a_device_without_a_node_is_alone_on_its_own",
     ),
     Mutation(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 
 def node_at(device: int, node_of: Mapping[int, int]) -> int:
     """The node of a device, less than zero for one of its own."""
     return node_of.get(device, -1 - device)
-
-
-def nodes_at(devices: Iterable[int], node_of: Mapping[int, int]) -> set[int]:
-    """The nodes of some devices."""
-    return {node_of.get(device, -1 - device) for device in devices}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nereus.core import EMU, Cluster
-from nereus.transition.nodes import node_at, nodes_at
+from nereus.transition.nodes import node_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +69,6 @@ class Site:
 
     def nodes(self, units: Iterable[EMU]) -> set[int]:
         """The nodes on which some units lie."""
-        return nodes_at((device for unit in units for device in unit.devices), self.node_of) if self.node_of else {-1}
+        if not self.node_of:
+            return {-1}
+        return {node_at(device, self.node_of) for unit in units for device in unit.devices}
