@@ -15,6 +15,7 @@ import torch
 
 from nereus.core import TransitionError
 from nereus.engine import exchange
+from nereus.engine.direct import Direct
 from nereus.engine.groups import Group
 from nereus.engine.library import (
     LogicalTensor,
@@ -211,3 +212,40 @@ def test_a_shard_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(exchange, "pack", spoiled)
     assert all("another hash after the transition" in error for error in failures(3, act))
+
+
+def test_what_is_read_from_a_rank_past_its_deadline_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 4 begins a second before the others, and its caller writes over its sources as soon as it has failed.
+
+    Rank 1 reads them after that, in time by its own clock; none of those it hears verdicts from is late either.
+    """
+    early, late, shape = 4, 1, (8, 8)
+    plan = plan_routes(
+        [LogicalTensor("w", shape, "float32")],
+        Placement({"w": halves(0, shape, 8)}),
+        Placement({"w": halves(1, shape, 8)}),
+    )
+    begun, given_back = threading.Event(), threading.Event()
+    pull = Direct.pull
+
+    def waits(direct: Direct, rank: int) -> None:
+        if direct._transport.rank == late:
+            given_back.wait(10)
+        pull(direct, rank)
+
+    def act(group: Group) -> None:
+        source, target = cut(plan.tensors, plan.source, group.rank), allocate(plan.tensors, plan.target, group.rank)
+        if group.rank == early:
+            begun.set()
+        else:
+            begun.wait(10)
+            time.sleep(1)
+        try:
+            reshard(plan, source, target, group, Options(timeout_s=2))
+        finally:
+            if group.rank == early:
+                source["w"].fill_(0)
+                given_back.set()
+
+    monkeypatch.setattr(Direct, "pull", waits)
+    assert len(failures(8, act)) == 8

@@ -23,7 +23,7 @@ from nereus.transition.boxes import BoxPlan, Route
 from nereus.transition.region import Region
 
 Tensors = Mapping[str, torch.Tensor]
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ class _Work:
                 receives.setdefault(route.source, []).extend(self._parts(route, self._target, self._then))
         bucket_bytes = self._options.bucket_bytes
         limit = bundle_bytes(bucket_bytes, self._plan.most_peers)
-        return Exchange(self._peers, sends, receives, limit, bucket_bytes, self._note, kept=True)
+        # Not `kept`: a rank past its deadline gives its sources back while a slower one may still read them, and the
+        # verdict it has passed on by then must say so.
+        return Exchange(self._peers, sends, receives, limit, bucket_bytes, self._note)
 
     def _parts(self, route: Route, held: Tensors, boxes: Mapping[str, Region]) -> Iterator[Part]:
         for name in route.names:
