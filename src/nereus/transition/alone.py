@@ -7,7 +7,7 @@ that a goal unit receives more is counted on the device that receives it, so the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from math import inf
 
 from nereus.transition.crowd import Crowd
@@ -44,7 +44,7 @@ class Alone:
         )
 
 
-@cache
+@lru_cache(maxsize=256)
 def _costs(changes: Changes, room: int) -> Callable[[tuple[int, ...]], float]:
     @cache
     def cost(state: tuple[int, ...]) -> float:
