@@ -74,7 +74,7 @@ LINK_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "all_reduce.share": "share of the rate that a large all-reduce among many ranks reaches",
         "gather.share": "the same for all-gather, reduce-scatter and all-to-all",
         "group.setup_s": "seconds to make a group of all devices that were measured",
-        "state.bytes_per_s": "rate at which a device moves state to another; if left out, that of a point-to-point message",
+        "state.bytes_per_s": "rate at which a device moves state to another; left out: that of a p2p message",
         "state.all_bytes_per_s": "the same of all devices of a node together",
         "send.share": "the same for a point-to-point message",
     }
