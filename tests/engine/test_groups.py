@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from nereus.core import TransportError
-from nereus.engine.groups import Group, GroupRegistry, lost_key
+from nereus.engine.groups import Group, GroupRegistry, lost_key, tell_lost
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_a_silent_peer_becomes_an_error_at_the_deadline(store: distributed.TCPSt
 
 def test_members_wait_for_one_that_is_late_and_not_for_one_that_is_lost(store: distributed.TCPStore) -> None:
     registry = GroupRegistry(store, 0, 60)
-    store.set(lost_key(7), "of another group")
-    store.set(lost_key(2), "it was killed")
+    tell_lost(store, 7, "of another group")
+    tell_lost(store, 2, "it was killed")
     with pytest.raises(TransportError, match=r"group unit\.2: device 2 was lost before it came"):
         registry.make("unit.2", (0, 1, 2))
     store.delete_key(lost_key(2))
@@ -163,7 +163,7 @@ def test_members_wait_for_one_that_is_late_and_not_for_one_that_is_lost(store: d
 def test_who_has_come_and_is_lost_since_is_noticed_by_its_socket(store: distributed.TCPStore) -> None:
     def act(group: Group) -> None:
         if group.rank == 1:
-            store.set(lost_key(1), "later")
+            tell_lost(store, 1, "later")
         else:
             group.all_reduce(torch.ones(1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -214,3 +215,17 @@ def test_a_split_is_relieved_by_replicas_when_its_unit_would_send_too_much() -> 
     sent = execute(dag, SCHEMAS, world).sent_bytes
     assert max(sent.values()) <= 1.5 * sent.total() / len(sent)
     assert_holds(world, dag.goal, SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    ("budget", "named"),
+    [
+        (lambda: Budget({3: -1}), "capacity of 3 is -1"),
+        (lambda: Budget({}, {3: -1}), "other_bytes of 3 is -1"),
+        (lambda: Budget({}, {}, {0: -8}), "host_bytes of 0 is -8"),
+        (lambda: Budget({}, {}, {}, -2), "buffer_bytes is -2"),
+    ],
+)
+def test_a_size_of_memory_that_is_none_is_refused(budget: Callable[[], Budget], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        budget()

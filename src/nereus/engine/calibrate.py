@@ -36,8 +36,8 @@ GROUP = "calibrate"
 STATE = ("move", "move_all", "copy", "hash")
 MOVE, ALL = "state.bytes_per_s", "state.all_bytes_per_s"
 COPY, HASH = "state.copy_bytes_per_s", "state.hash_bytes_per_s"
-SHORTEST_S = 1e-6
-"""A difference of two times is no less."""
+LEAST_SHARE = 0.5
+"""Of what the larger amount of state takes, this much is not latency, however close the smaller comes."""
 FEW_PROCESSES = 8
 """So many may share fewer cores."""
 DOUBTFUL = 0.25
@@ -294,7 +294,7 @@ def _measured_links(
     def rate(name: str) -> float:
         """Beyond what it takes with little."""
         short_s, long_s = timed(name, {"group": GROUP, "sizes": chosen.state_bytes})
-        return float((much - little) / max(long_s - short_s, SHORTEST_S))
+        return float((much - little) / max(long_s - short_s, LEAST_SHARE * long_s))
 
     state = {name: rate(name) for name in STATE}
     setups = [timed("setup", {"group": f"{GROUP}-{index}", "members": members})[0] for index in range(3)]

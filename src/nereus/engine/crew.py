@@ -20,7 +20,7 @@ from torch import distributed
 
 from nereus.core import NereusError, OutOfMemoryError, SettingsError, TransportError, WorkerLostError
 from nereus.engine.connection import Message, receive, send
-from nereus.engine.groups import lost_key
+from nereus.engine.groups import lost_key, tell_lost
 from nereus.engine.launch import Launched, launch, signals_wait
 from nereus.engine.worker import DeviceSettings, WorkerSettings
 
@@ -280,7 +280,7 @@ class Crew:
         lost = self._lost[device] = WorkerLostError(device, reason or _ending(process.pid, process.exitcode))
         log.warning("%s", lost)
         if self._store is not None:  # peers may wait for it at the store
-            self._store.set(lost_key(device), str(lost))
+            tell_lost(self._store, device, str(lost))
         for ticket in member.unanswered:
             self._answer(ticket, lost)
         member.launched.connection.close()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _TAGS = 1 << 20
 _LEAST_POLL_S, _MOST_POLL_S = 1e-4, 2e-2
+_LOSSES = "losses"
+"""Where the store counts the processes that have ended."""
 
 
 class Handle:
@@ -311,15 +313,20 @@ class GroupRegistry:
         """Wait until every member has come. Raises TransportError at the deadline, and at once when one is lost."""
         here = {device: f"{name}/here/{device}" for device in members}
         self._store.set(here[self._device], "1")
+        come, known = f"{name}/come", 0
+        self._store.add(come, 1)
         deadline_s, pause_s = time.monotonic() + self._timeout.total_seconds(), _LEAST_POLL_S
-        while not self._store.check(list(here.values())):
-            missing = [device for device, key in here.items() if not self._store.check([key])]
-            lost = next((device for device in missing if self._store.check([lost_key(device)])), None)
-            if lost is not None:
-                raise TransportError(f"group {name}: device {lost} was lost before it came")
-            if missing and time.monotonic() > deadline_s:
-                limit_s = self._timeout.total_seconds()
-                raise TransportError(f"group {name}: devices {missing} did not come within {limit_s:g} s")
+        while self._store.add(come, 0) < len(members):
+            losses, late = self._store.add(_LOSSES, 0), time.monotonic() > deadline_s
+            if late or losses > known:  # each member by name: a call apiece
+                known = losses
+                missing = [device for device, key in here.items() if not self._store.check([key])]
+                lost = next((device for device in missing if self._store.check([lost_key(device)])), None)
+                if lost is not None:
+                    raise TransportError(f"group {name}: device {lost} was lost before it came")
+                if late and missing:
+                    limit_s = self._timeout.total_seconds()
+                    raise TransportError(f"group {name}: devices {missing} did not come within {limit_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_POLL_S)
 
@@ -347,6 +354,12 @@ class GroupRegistry:
 def lost_key(device: int) -> str:
     """Where the store says that a device's process has ended; absent as long as it lives."""
     return f"lost/{device}"
+
+
+def tell_lost(store: distributed.Store, device: int, why: str) -> None:
+    """Let those who wait at the store know that a device's process has ended."""
+    store.set(lost_key(device), why)
+    store.add(_LOSSES, 1)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nereus.core import Destroy, EMUSet, ModelStage, StateSchema, TransitionDAG
+from nereus.core import Destroy, EMUSet, InfeasibleError, ModelStage, StateSchema, TransitionDAG
 from nereus.transition.bound import bound_bytes
 from nereus.transition.cheapest import cheapest
 from nereus.transition.crowd import Crowd
@@ -30,7 +30,10 @@ def spared(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], memory
     found = cheapest(crowd, TRIES, lost) if lost else None
     if found is None:
         return dag
-    other = led(start, goal, found.lead, locals_, schemas, memory, site)
+    try:
+        other = led(start, goal, found.lead, locals_, schemas, memory, site)
+    except InfeasibleError:  # there is an order already
+        return dag
     moved = sum(build.moved_bytes for local in locals_ for build in local.builds)
     shorter = other.span_bytes * (moved + found.lost_bytes) <= dag.span_bytes * (moved + lost)
     return other if shorter else dag
