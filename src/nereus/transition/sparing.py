@@ -21,7 +21,8 @@ FEW_DEVICES, TRIES = 16, 2_000
 
 def spared(dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema], memory: Memory, site: Site) -> TransitionDAG:
     """`dag`, or the order that gives up least, if it saves a larger share of the bytes than it takes longer."""
-    if not memory.capacity or len(dag.devices) > FEW_DEVICES:
+    in_lots = sum(len(lot.copies) * len(lot.copies[0]) for lot in dag.lots)  # their primitives are not made for this
+    if not memory.capacity or (in_lots or len(dag.devices)) > FEW_DEVICES:
         return dag
     start, goal = dag.start, dag.goal
     locals_ = [decompose(start.of(ms), goal.of(ms), schemas[ms], (), site.node_of) for ms in goal.model_stages]
