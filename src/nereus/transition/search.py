@@ -24,8 +24,8 @@ from nereus.transition.nodes import node_at
 TRIES = 20_000
 """Groups looked at before the search gives up. Small clusters never get there."""
 
-CHEAPER_TRIES = 4_000
-"""Groups looked at before the best order found so far is taken."""
+CHEAPER_TRIES, FEWER_TRIES, MANY_UNITS = 4_000, 500, 64
+"""Groups looked at before the best order found so far is taken: fewer among so many units, where it rarely ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ def search(
             case = _Case(start, tight, {device: other_bytes.get(device, 0) for device in tight}, strict, tries=tries)
             found = _search(case, goal, schemas, host_bytes if staged else {}, node_of)
             if found is not None:
-                better = None if staged else cheapest(crowd, CHEAPER_TRIES)
+                few = len(crowd.old) + len(crowd.new) <= MANY_UNITS
+                better = None if staged else cheapest(crowd, CHEAPER_TRIES if few else FEWER_TRIES)
                 return Found(found, True) if better is None else Found(better.lead, True, better.least)
             tries = case.tries
     return Found(None, tries > 0)
