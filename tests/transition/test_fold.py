@@ -268,3 +268,14 @@ def test_a_part_that_is_blocked_on_its_own_gets_help_from_others(far: float) -> 
     execute(dag, SCHEMAS, world, capacity)
     assert_holds(world, goal, SCHEMAS)
     assert not dag.lots
+
+
+def test_to_order_many_parts_makes_none_of_their_primitives() -> None:
+    start = EMUSet(units(ACTOR, Layout(2), *range(64)))
+    goal = EMUSet(units(ACTOR, Layout(1), *range(64)))
+    room = dict.fromkeys(range(64), 4 * full_bytes(SCHEMAS[ACTOR]))
+    dag = connect(start, goal, SCHEMAS, Budget(room), Site({device: device // 8 for device in range(64)}))
+    assert dag.lots
+    with pytest.raises(AttributeError):  # a slot that is not set
+        object.__getattribute__(dag, "primitives")
+    assert dag.primitives
