@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nereus.core import TransportError
+from nereus.engine import connection
 from nereus.engine.connection import Message, receive, send
 
 DTYPES = st.sampled_from(["u1", "i8", "f4", "f8", "?"])
@@ -37,6 +39,24 @@ def test_a_strided_array_arrives_by_value() -> None:
     with ours, theirs:
         send(ours, Message("x", {}, {"v": value}))
         assert np.array_equal(receive(theirs).arrays["v"], value)
+
+
+def test_a_message_to_many_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled: list[bytes] = []
+
+    def dumps(what: object) -> bytes:
+        pickled.append(pickle.dumps(what))
+        return pickled[-1]
+
+    monkeypatch.setattr(connection, "pickle", SimpleNamespace(dumps=dumps, loads=pickle.loads))
+    message = Message("x", {"n": 1}, {"v": np.arange(3)})
+    for _ in range(3):
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs:
+            send(ours, message)
+            got = receive(theirs)
+            assert (got.name, got.fields, got.arrays["v"].tolist()) == ("x", {"n": 1}, [0, 1, 2])
+    assert len(pickled) == 1
 
 
 def test_a_wrong_size_is_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -21,13 +21,16 @@ from nereus.core import (
     TransitionDAG,
 )
 from nereus.engine.connection import Message
-from nereus.engine.crew import Crew
+from nereus.engine.crew import Crew, Reply
 from nereus.engine.executor import TransitionExecutor
 from nereus.engine.progress import Progress, one_layout
+from nereus.engine.transports.attach import CARD_BYTES
 from nereus.engine.worker import DeviceSettings
 from nereus.transition.compile import connect
 from nereus.transition.fit import fit, stored_bytes
+from nereus.transition.routes import pair_bytes
 from tests.engine.crews import (
+    COUNTERS,
     INFERENCE,
     PROGRAM,
     SCHEMAS,
@@ -189,6 +192,53 @@ def test_a_destroy_waits_for_the_commit_of_what_reads_its_unit() -> None:
     assert progress.committable() == ["a"]
     progress.committed.add("a")
     assert [p.id for p in progress.startable()] == ["z"]
+
+
+def test_a_destroy_waits_until_all_have_said_that_they_committed() -> None:
+    (extend,) = primitives("a", devices={"a": (0, 1)})
+    destroy = Destroy("z", extend.sources, (), "z")
+    dag = TransitionDAG(EMUSet(()), EMUSet(()), (extend, destroy), (Edge("a", "z", EdgeKind.STATE),))
+    progress = Progress(dag, [], {}, done={"a"}, committed={"a"}, telling={5: ("commit of a", 1)})
+    assert progress.moved
+    assert progress.startable() == []
+    assert progress.take(5, Message("transition.commit")) is None
+    assert [p.id for p in progress.startable()] == ["z"]
+    assert not progress.complete
+
+
+class Diary(Crew):
+    """Devices that answer in order; notes what they are told and when the coordinator waits."""
+
+    def __init__(self, dag: TransitionDAG) -> None:
+        super().__init__({}, "none")
+        self.told: list[str] = []
+        self.traffic = pair_bytes(dag, SCHEMAS)
+
+    def submit(self, device: int, message: Message) -> int:
+        self._tickets += 1
+        self.told.append(message.name.removeprefix("transition."))
+        pairs = self.traffic.get(message.fields.get("primitive", ""), {})
+        received = sum(size for (_, target), size in pairs.items() if target == device)
+        fields = {"received_bytes": received, "sent_bytes": 0, "used_bytes": 0, "capacity_bytes": None}
+        known = {"logical": {TRAINING: COUNTERS}, "environment": "", "card": bytes(CARD_BYTES), "reads": ()}
+        self._replies[self._tickets] = Message(message.name, fields | known)
+        assert "readers" not in message.fields or message.name == "transition.apply"
+        return self._tickets
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        self.told.append("wait")
+        return super().poll(timeout_s)
+
+
+def test_commit_and_end_are_told_in_one_flight_and_a_destroy_after_their_answers() -> None:
+    start, goal = (EMUSet(tuple(units(TRAINING, layout, (0, 1)))) for layout in (Layout(1, 2), Layout(2)))
+    dag = connect(start, goal, SCHEMAS)
+    assert [p.name for p in dag.primitives][-1] == "Destroy"
+    crew = Diary(dag)
+    outcome = TransitionExecutor(crew, SCHEMAS).execute(dag)
+    assert outcome.completed, outcome.error
+    each = [name for name, _ in groupby(crew.told)]
+    assert each == ["look", "begin", *(["apply", "wait"] * 2), "commit", "end", "wait", "destroy", "wait"]
 
 
 def test_units_that_are_left_have_one_layout_for_each_model_stage() -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import distributed
 
 from nereus.core import TransportError
+from nereus.engine import groups
 from nereus.engine.groups import Group, GroupRegistry, lost_key, tell_lost
 
 
@@ -158,6 +160,26 @@ def test_members_wait_for_one_that_is_late_and_not_for_one_that_is_lost(store: d
     with pytest.raises(TransportError, match=r"group unit\.3: devices \[1, 2\] did not come within 0\.2 s"):
         GroupRegistry(store, 0, 0.2).make("unit.3", (0, 1, 2))
     assert registry.names == ()
+
+
+@pytest.mark.timeout(120)
+def test_meeting_and_connecting_have_one_deadline(store: distributed.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device 1 comes in the last moment of ten minutes, and never connects."""
+    passed_s = [0.0]
+
+    def arrive(_: float) -> None:
+        passed_s[0] = 599.7
+        store.add("late#1/come", 1)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0], sleep=arrive)
+    monkeypatch.setattr(groups, "time", clock)
+    with pytest.raises(TransportError, match=r"group late#1: members \[0, 1\] did not all come"):
+        GroupRegistry(store, 0, 600).make("late#1", (0, 1))
+
+
+def test_transfers_have_longer_than_was_left_to_connect(store: distributed.TCPStore) -> None:
+    found = on_each(store, [0, 1], lambda group: group._process_group.options._timeout.total_seconds(), timeout_s=50)
+    assert found == [50.0, 50.0]
 
 
 def test_who_has_come_and_is_lost_since_is_noticed_by_its_socket(store: distributed.TCPStore) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,15 +19,20 @@ from nereus.core import (
     Layout,
     ModelStage,
     Move,
+    NereusError,
+    OutOfMemoryError,
     Stage,
     StateSchema,
     TensorSpec,
     TransportError,
     Where,
 )
-from nereus.engine.groups import GroupRegistry
-from nereus.engine.ledger import Ledger
-from nereus.engine.mover import Mover, Traffic
+from nereus.engine import exchange as exchange_module
+from nereus.engine.exchange import Exchange
+from nereus.engine.groups import Group, GroupRegistry
+from nereus.engine.ledger import Hold, Ledger
+from nereus.engine.messages import Part
+from nereus.engine.mover import Mover, Prepared, Traffic
 from nereus.engine.positions import Position, Positions
 from nereus.engine.transports.torch import Torch
 from nereus.transition.buckets import bucket_bytes
@@ -86,6 +94,51 @@ def test_boxes_arrive_in_place_and_in_the_dtype_of_the_target(target: str, item_
     total = sum(move.bytes for move in moves(item_bytes))
     assert (sender[1], receiver[1]) == (Traffic(0, total), Traffic(total, 0))
     assert receiver[3] - receiver[2] <= bucket_bytes(TENSORS, {Kind.PARAM: target}), "staging stays small"
+
+
+class Full(Ledger):
+    """Refuses buffers, and remembers which."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.refused: list[weakref.ref[torch.Tensor]] = []
+
+    def hold(self, category: str, *tensors: torch.Tensor) -> Hold:
+        self.refused += [weakref.ref(tensor) for tensor in tensors if tensor.numel()]
+        raise OutOfMemoryError(0, 1, 1, 1, category)
+
+
+def test_buffers_that_the_ledger_refuses_are_let_go_of() -> None:
+    """What is prepared stays for the next synchronisation; memory that nobody counts must not."""
+    transport = Torch(Group("sync", (0, 1), 0, None), 20, read_memory=False)
+    columns = Part(torch.zeros(300, 500)[:, 250:], torch.float32)
+    exchange = Exchange(transport, {1: [columns]}, {}, 1 << 20, 1 << 20, _raise)
+    ledger = Full()
+    with pytest.raises(OutOfMemoryError):
+        Prepared((), exchange, Traffic(), ledger).run()
+    assert ledger.refused
+    assert all(buffer() is None for buffer in ledger.refused)
+
+
+def test_what_is_copied_beside_an_exchange_is_kept_for_its_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let go of after an error, its memory must not be handed out while the stream still copies."""
+    kept: list[int] = []
+
+    @contextmanager
+    def beside(_: torch.device, used: Iterable[torch.Tensor], left_s: Callable[[], float]) -> Iterator[None]:
+        kept.extend(tensor.data_ptr() for tensor in used)
+        yield
+
+    monkeypatch.setattr(exchange_module, "beside", beside)
+    exchange = Exchange(Torch(Group("sync", (0, 1), 0, None), 20, False), {}, {}, 1 << 20, 1 << 20, _raise)
+    copied = torch.zeros(3), torch.arange(3.0)
+    Prepared((copied,), exchange, Traffic(), Ledger(0)).run()
+    assert torch.equal(*copied)
+    assert {tensor.data_ptr() for tensor in copied} <= set(kept)
+
+
+def _raise(error: NereusError) -> None:
+    raise error
 
 
 def test_a_box_that_is_not_held_is_refused_by_name() -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from nereus.core import TransportError
+from nereus.engine import groups
 from nereus.engine.groups import Group
 from nereus.engine.side_stream import beside
+from nereus.engine.worker import DeviceSettings, Worker, WorkerSettings
 
 GPU = torch.device("cuda", 0)
+NCCL_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class FakeCuda:
@@ -84,6 +91,93 @@ def test_memory_is_kept_where_the_work_fails_and_nobody_waits_for_the_device() -
         raise TransportError("the peer is gone")
     assert tensor.kept_for == [cuda]
     assert cuda.asked == 0
+
+
+class FakeNccl:
+    """A process group that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.diary: list[Any] = []
+
+    def _start_coalescing(self) -> None:
+        self.diary.append("start")
+
+    def _end_coalescing(self) -> FakeNccl:
+        self.diary.append("end")
+        return self
+
+    def send(self, *_: Any) -> FakeNccl:
+        self.diary.append("send")
+        return self
+
+    def barrier(self, options: distributed.BarrierOptions) -> FakeNccl:
+        self.diary.append(options.device_ids)
+        return self
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        self.diary.append(None if limit is None else limit.total_seconds())
+
+
+class Strided(FakeTensor):
+    """Part of a tensor on the fake device."""
+
+    shape, device = (2, 2), GPU
+
+    def numel(self) -> int:
+        return 4
+
+    def is_contiguous(self) -> bool:
+        return False
+
+    def stride(self) -> tuple[int, int]:
+        return (1, 2)
+
+
+def test_a_batch_that_fails_is_ended_all_the_same() -> None:
+    """An open one would hold back whatever the thread starts later, in other groups too."""
+    nccl = FakeNccl()
+    tensors: list[Any] = [Strided(True)]
+    with pytest.raises(TransportError, match="only contiguous"):
+        Group("g", (0, 1), 0, nccl, True).post([(1, tensors[0])], [])
+    assert nccl.diary == ["start", "end"]
+
+
+@pytest.mark.parametrize(("on_cuda", "allowed_s"), [(True, 60.0), (False, 20.0)])
+def test_a_transfer_started_long_ago_has_all_that_is_left(
+    on_cuda: bool, allowed_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's work takes a limit from its own start, gloo's from the call."""
+    now_s = [100.0]
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    nccl = FakeNccl()
+    handle = Group("g", (0, 1), 0, nccl, on_cuda).isend(torch.zeros(1), 1)
+    now_s[0] = 140.0
+    handle.wait(20.0)
+    assert nccl.diary == ["send", allowed_s]
+
+
+def test_a_barrier_on_cuda_is_one_of_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    diaries = []
+    for on_cuda in (True, False):
+        nccl = FakeNccl()
+        Group("g", (0, 1), 0, nccl, on_cuda).barrier()
+        diaries.append(nccl.diary)
+    assert diaries == [[[5], None], [[], None]]
+
+
+def test_a_worker_of_a_gpu_makes_it_current_and_outlives_the_errors_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv(NCCL_HANDLING, raising=False)
+    monkeypatch.setenv("KEPT", "")  # what the worker sets is taken back afterwards
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name in ("cuda:1", "cpu"):
+        limits = DeviceSettings(torch_device=name)
+        Worker(WorkerSettings(0, limits, 20.0, "none", None, "127.0.0.1", store.port))
+        assert chosen == [torch.device("cuda:1")]
+        assert os.environ[NCCL_HANDLING] == "0"
 
 
 class FakeCommunicators:

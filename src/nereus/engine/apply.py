@@ -27,6 +27,7 @@ from nereus.engine.digest import hashes
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover, most_peers
 from nereus.engine.positions import Position
+from nereus.engine.side_stream import beside
 from nereus.engine.transports.attach import together
 from nereus.engine.transports.torch import Torch
 from nereus.transition.flows import Flow
@@ -264,18 +265,19 @@ def as_before(before: StateSchema | None, told: StateSchema) -> StateSchema:
 
 
 def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:
-    """A byte to each target, and from each source.
+    """A byte to each target, and from each source; on CUDA too they have come when this returns.
 
     NCCL makes a communicator with all members; later batches need only some.
     """
-    if transport.group.on_cuda:
-        transport.group.all_reduce(torch.zeros(1, device=transport.device))
-    out, inward = (
-        [(rank, torch.zeros(1, dtype=torch.uint8, device=transport.device)) for rank in sorted(ranks)]
-        for ranks in (targets, sources)
-    )
-    handles, errors = transport.post(out, inward)
-    for error in errors:
-        raise TransportError(f"probe: {error}")
-    for handle in handles:
-        transport.wait(handle, "probe")
+    with beside(transport.device, (), lambda: transport.left_s):
+        if transport.group.on_cuda:
+            transport.group.all_reduce(torch.zeros(1, device=transport.device))
+        out, inward = (
+            [(rank, torch.zeros(1, dtype=torch.uint8, device=transport.device)) for rank in sorted(ranks)]
+            for ranks in (targets, sources)
+        )
+        handles, errors = transport.post(out, inward)
+        for error in errors:
+            raise TransportError(f"probe: {error}")
+        for handle in handles:
+            transport.wait(handle, "probe")

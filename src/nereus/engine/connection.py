@@ -24,14 +24,21 @@ class Message:
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    _header: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def header(self) -> bytes:
+        """All but the arrays, pickled once for however many are sent it: plans of large jobs take milliseconds."""
+        if not self._header:
+            shapes = [(key, array.dtype.str, array.shape) for key, array in self.arrays.items()]
+            self._header.append(pickle.dumps((self.name, dict(self.fields), shapes)))
+        return self._header[0]
 
 
 def send(connection: Connection, message: Message) -> None:
     """Write one message. Raises OSError when the other side is gone."""
-    arrays = {key: np.ascontiguousarray(array) for key, array in message.arrays.items()}
-    shapes = [(key, array.dtype.str, message.arrays[key].shape) for key, array in arrays.items()]
-    connection.send_bytes(pickle.dumps((message.name, dict(message.fields), shapes)))
-    for array in arrays.values():
+    connection.send_bytes(message.header)
+    for array in map(np.ascontiguousarray, message.arrays.values()):
         if array.nbytes:
             connection.send_bytes(array.reshape(-1).view(np.uint8).data)
 

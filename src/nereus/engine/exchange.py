@@ -7,9 +7,10 @@ one contiguous view goes straight from and into the tensor, others are packed; m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -82,15 +83,19 @@ class Exchange:
             self._rings = tuple(Ring([each[side] for each in staged], most, device, pinned) for side in (0, 1))
         return (*(ring.buffer for ring in self._rings), self._direct.allocate())
 
-    def run(self, meanwhile: Callable[[], None]) -> None:
-        """Send and receive everything; `meanwhile` runs once while messages are under way."""
+    def run(self, meanwhile: Callable[[], None], touched: Iterable[torch.Tensor] = ()) -> None:
+        """Send and receive everything; `meanwhile` runs once while messages are under way, and works on `touched`."""
         self.allocate()
         try:
-            with beside(self._transport.device, self._used(), lambda: self._transport.left_s):
+            with beside(self._transport.device, chain(self._used(), touched), lambda: self._transport.left_s):
                 self._run(meanwhile)
         finally:
-            self._opened, self._rings = False, ()
-            self._direct.release()
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the staging buffers; the next run opens anew."""
+        self._opened, self._rings = False, ()
+        self._direct.release()
 
     def _list(self) -> None:
         """The rounds, without the pairs that are known to read."""

@@ -89,7 +89,6 @@ class TransitionExecutor:
             before = self._checked(dag)
             self._walk(progress)
             self._verified(dag, before)
-            self._ask(progress, sorted(dag.devices), Message("transition.end"))
         except InfeasibleError as error:
             return progress.outcome(dag.start, started_s, str(error))
         except NereusError as error:
@@ -177,12 +176,16 @@ class TransitionExecutor:
         return self._crew.call(devices, message, self._timeout_s)
 
     def _walk(self, progress: Progress) -> None:
-        while len(progress.done) < len(progress.dag.primitives) or progress.committable():
+        """All primitives and commits; the group is let go of in the same flight as what was committed last."""
+        while not progress.complete:
             for group in progress.committable():
                 self._commit(progress, group)
             for primitive in progress.startable():
                 self._dispatch(progress, primitive)
-            if not progress.waiting:
+            if progress.moved and not progress.ended:
+                progress.ended = True
+                self._announce(progress, "end", sorted(progress.dag.devices), Message("transition.end"))
+            if not (progress.waiting or progress.telling):
                 continue
             arrived = self._crew.poll(POLL_S)
             found = [progress.take(ticket, reply) for ticket, reply in arrived]
@@ -190,7 +193,8 @@ class TransitionExecutor:
             if errors:
                 raise explain(errors)
             if not arrived and progress.passed_s > progress.allowed_s + grace_s(progress.allowed_s):
-                silent = ", ".join(sorted({f"device {device} in {name}" for name, device in progress.waiting.values()}))
+                owing = {*progress.waiting.values(), *progress.telling.values()}
+                silent = ", ".join(sorted(f"device {device} in {name}" for name, device in owing))
                 raise TransitionError(f"no answer within {progress.allowed_s:.3g} s from {silent}")
 
     def _dispatch(self, progress: Progress, primitive: Primitive) -> None:
@@ -208,8 +212,8 @@ class TransitionExecutor:
         progress.seconds[primitive.id] = time.perf_counter()
         progress.allow(progress.timeout_s)
         for device in sorted(progress.devices(primitive)):
-            message = Message(name, told | {"readers": progress.readers.get(device, ())})
-            progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
+            own = {"readers": progress.readers.get(device, ())} if name == "transition.apply" else {}
+            progress.waiting[self._crew.submit(device, Message(name, told | own))] = (primitive.id, device)
 
     def _commit(self, progress: Progress, group: str) -> None:
         """Every member has succeeded: from here on the goal units exist, whoever dies before it hears of it."""
@@ -217,7 +221,13 @@ class TransitionExecutor:
         progress.committed.add(group)
         progress.units.extend(goals)
         devices = sorted({device for goal in goals for device in goal.devices})
-        self._ask(progress, devices, Message("transition.commit", {"group": group}))
+        self._announce(progress, f"commit of {group}", devices, Message("transition.commit", {"group": group}))
+
+    def _announce(self, progress: Progress, name: str, devices: Sequence[int], message: Message) -> None:
+        """Tell devices what needs no peer; they answer while they go on."""
+        progress.allow(self._timeout_s)
+        for device in devices:
+            progress.telling[self._crew.submit(device, message)] = (name, device)
 
     def _recover(self, progress: Progress, error: NereusError) -> EMUSet:
         """Let running steps end, let go of what is not committed or not whole; the units that are left.

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -39,6 +39,7 @@ class Handle:
         self._group = group
         self._work = work
         self._what = what
+        self._started_s = time.monotonic()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until it has finished. Raises TransportError past the deadline or when the peer is gone.
@@ -50,8 +51,9 @@ class Handle:
         with self._group.errors(self._what):
             if timeout_s is None:
                 self._work.wait()
-            else:
-                self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+            else:  # NCCL counts from the start of the transfer, gloo from now
+                passed_s = time.monotonic() - self._started_s if self._group.on_cuda else 0.0
+                self._work.wait(timedelta(seconds=max(timeout_s + passed_s, 0.001)))
         self._work = None
 
     def release(self) -> None:
@@ -165,7 +167,10 @@ class Group:
         """Wait until every member has arrived."""
         if self.size > 1:
             with self.errors("barrier"):
-                self._live().barrier().wait()
+                live, options = self._live(), distributed.BarrierOptions()
+                if self.on_cuda:  # NCCL would guess a device from the rank
+                    options.device_ids = [torch.cuda.current_device()]
+                live.barrier(options).wait()
 
     def close(self) -> None:
         """Close the sockets; peers that wait on this member raise within milliseconds.
@@ -204,6 +209,10 @@ class Group:
         self._batching = True
         try:
             yield batch
+        except BaseException:
+            with suppress(RuntimeError):  # NCCL counts open batches by thread: in one that stays, nothing starts again
+                live._end_coalescing(*where)
+            raise
         finally:
             self._batching = False
         with self.errors("exchange"):
@@ -263,30 +272,30 @@ class GroupRegistry:
         self._store = store
         self._read_memory = read_memory
         self._device = device
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._cuda = cuda
         self._listener = None if cuda else distributed.ProcessGroupGloo.create_device(hostname=address)
         self._groups: dict[str, Group] = {}
 
     def make(self, name: str, members: Sequence[int], work_s: float | None = None) -> Group:
-        """Make a group together with the other members. `name` must never have been used before in this job.
+        """Make a group together with the other members, all of it by one deadline.
 
+        `name` must never have been used before in this job.
         `work_s`, where that is longer than a round trip may take, is how long NCCL lets one transfer last.
         """
         if self._device not in members:
             raise TransportError(f"group {name}: device {self._device} is not among the members {list(members)}")
         if name in self._groups:
             raise TransportError(f"group {name} exists already")
-        rank = list(members).index(self._device)
-        self._meet(name, members)
+        rank, size = list(members).index(self._device), len(members)
+        deadline_s = time.monotonic() + self._timeout_s
+        self._meet(name, members, deadline_s)
         process_group = down = None
-        if len(members) > 1:
+        if size > 1:
             try:
-                process_group = self._connect(distributed.PrefixStore(name, self._store), rank, len(members), work_s)
+                process_group = self._connect(name, rank, size, deadline_s, work_s)
                 if self._cuda:
-                    down = self._connect(
-                        distributed.PrefixStore(f"{name}/down", self._store), rank, len(members), work_s
-                    )
+                    down = self._connect(f"{name}/down", rank, size, deadline_s, work_s)
             except RuntimeError as error:
                 raise TransportError(f"group {name}: members {list(members)} did not all come: {error}") from None
         group = self._groups[name] = Group(name, members, rank, process_group, self._cuda, down, self._read_memory)
@@ -309,13 +318,13 @@ class GroupRegistry:
         for name in tuple(self._groups):
             self.drop(name)
 
-    def _meet(self, name: str, members: Sequence[int]) -> None:
+    def _meet(self, name: str, members: Sequence[int], deadline_s: float) -> None:
         """Wait until every member has come. Raises TransportError at the deadline, and at once when one is lost."""
         here = {device: f"{name}/here/{device}" for device in members}
         self._store.set(here[self._device], "1")
         come, known = f"{name}/come", 0
         self._store.add(come, 1)
-        deadline_s, pause_s = time.monotonic() + self._timeout.total_seconds(), _LEAST_POLL_S
+        pause_s = _LEAST_POLL_S
         while self._store.add(come, 0) < len(members):
             losses, late = self._store.add(_LOSSES, 0), time.monotonic() > deadline_s
             if late or losses > known:  # each member by name: a call apiece
@@ -325,20 +334,23 @@ class GroupRegistry:
                 if lost is not None:
                     raise TransportError(f"group {name}: device {lost} was lost before it came")
                 if late and missing:
-                    limit_s = self._timeout.total_seconds()
-                    raise TransportError(f"group {name}: devices {missing} did not come within {limit_s:g} s")
+                    raise TransportError(f"group {name}: devices {missing} did not come within {self._timeout_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_POLL_S)
 
-    def _connect(self, store: distributed.Store, rank: int, size: int, work_s: float | None = None) -> Any:
+    def _connect(self, name: str, rank: int, size: int, deadline_s: float, work_s: float | None = None) -> Any:
+        """Gloo opens all sockets here, by the deadline; NCCL does with the first transfer. Transfers have longer."""
+        store = distributed.PrefixStore(name, self._store)
         if self._cuda:
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout if work_s is None else timedelta(seconds=work_s)
+            options._timeout = timedelta(seconds=self._timeout_s if work_s is None else work_s)
             return distributed.ProcessGroupNCCL(store, rank, size, options)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [self._listener]
-        options._timeout = self._timeout
-        return distributed.ProcessGroupGloo(store, rank, size, options)
+        options._timeout = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
+        made = distributed.ProcessGroupGloo(store, rank, size, options)
+        made._set_default_timeout(timedelta(seconds=self._timeout_s))
+        return made
 
     @property
     def card(self) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -46,8 +47,11 @@ class Prepared:
             self._copy()
             return self.traffic
         self.exchange.open()
-        with self.ledger.hold("buckets", *self.exchange.allocate()):
-            self.exchange.run(self._copy)
+        try:
+            with self.ledger.hold("buckets", *self.exchange.allocate()):
+                self.exchange.run(self._copy, chain.from_iterable(self.copies))
+        finally:
+            self.exchange.release()  # where the ledger refuses them, nobody counts them either
         return self.traffic
 
     def _copy(self) -> None:

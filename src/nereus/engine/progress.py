@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nereus.core import (
     EMU,
+    Destroy,
     EdgeKind,
     EMUSet,
     Layout,
@@ -42,6 +43,10 @@ class Progress:
     committed: set[str] = field(default_factory=set)
     waiting: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Ticket under way → primitive and device."""
+    telling: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Ticket of a commit or an end under way → which, and device."""
+    ended: bool = False
+    """Whether all have been told that they need their group no more."""
     received_bytes: Counter[int] = field(default_factory=Counter)
     sent_bytes: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -78,8 +83,24 @@ class Progress:
             taken |= devices
         return found
 
+    @property
+    def moved(self) -> bool:
+        """Whether no device needs its peers any more: only Destroys are left."""
+        return all(step.id in self.done or isinstance(step, Destroy) for step in self.dag.primitives)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is done and everybody has said so."""
+        return len(self.done) == len(self.dag.primitives) and not (self.waiting or self.telling or self.committable())
+
     def _may_start(self, primitive: Primitive) -> bool:
-        """Whether what it waits for is done; state that another group makes must have been committed."""
+        """Whether what it waits for is done; state that another group makes must have been committed.
+
+        A worker commits before it does what it is told next, so only a Destroy waits until all have said that they did:
+        one that dies before it has must not take the last copy with it.
+        """
+        if self.telling and isinstance(primitive, Destroy):
+            return False
         if self._needs is None:
             self._needs = self._found_needs()
         steps, groups = self._needs[primitive.id]
@@ -99,6 +120,8 @@ class Progress:
 
     def take(self, ticket: int, reply: Reply) -> NereusError | None:
         """Enter one reply. A primitive is done when all its devices have received what the plan says; else an error."""
+        if self.telling.pop(ticket, None) is not None:
+            return reply if isinstance(reply, NereusError) else None
         if ticket not in self.waiting:
             return None
         name, device = self.waiting.pop(ticket)

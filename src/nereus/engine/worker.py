@@ -74,6 +74,9 @@ class Worker:
         self.timeout_s = settings.timeout_s
         self.torch_device = torch.device(limits.torch_device)
         cuda = self.torch_device.type == "cuda"
+        if cuda:  # buffers, NCCL and clocks are those of the current device; a peer's error must not end this process
+            torch.cuda.set_device(self.torch_device)
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         store = distributed.TCPStore(
             settings.store_host,
             settings.store_port,

@@ -124,7 +124,7 @@ class _Work:
         """Send and receive everything; the first error, if there was one. Peers get all their messages anyhow."""
         exchange, self._exchange = self._exchange, None  # it knows this object: a cycle would keep all tensors
         if exchange is not None:
-            exchange.run(self._copy)
+            exchange.run(self._copy, (*self._source.values(), *self._target.values()))
         return self._error
 
     def _exchanged(self) -> Exchange:
