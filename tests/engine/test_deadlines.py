@@ -55,7 +55,7 @@ class StoppedPeer(Crew):
         sizes = {"used_bytes": 0, "capacity_bytes": None, "received_bytes": 0, "sent_bytes": 0, "staged": ()}
         routes = fingerprint(self.dag, {ms: SCHEMAS[ms] for ms in (TRAINING,)})
         told = {"logical": {TRAINING: COUNTERS}, "environment": environment(), "card": bytes(CARD_BYTES), "reads": ()}
-        return Message(message.name, {**sizes, **told, "routes": routes})
+        return Message(message.name, {**sizes, **told, "shown": True, "routes": routes})
 
     def gather(self, tickets: Collection[int], timeout_s: float) -> dict[int, Reply]:
         late = WorkerLostError(STOPPED, f"no answer within {timeout_s:.3g} s")
@@ -76,7 +76,7 @@ class StoppedPeer(Crew):
             self.alive.discard(STOPPED)
 
 
-@pytest.mark.parametrize("command", ["look", "begin", "probe", "apply", "hash"])
+@pytest.mark.parametrize("command", ["look", "begin", "connect", "apply", "hash"])
 def test_a_stopped_peer_costs_one_deadline_and_the_time_to_say_so(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

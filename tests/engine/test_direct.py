@@ -14,11 +14,12 @@ import torch
 from torch import distributed
 
 from nereus.core import NereusError
-from nereus.engine import direct
-from nereus.engine.direct import LEAST_RUN_BYTES, MOST_PIECES, Direct
+from nereus.engine import reading
+from nereus.engine.direct import Direct
 from nereus.engine.exchange import Exchange
 from nereus.engine.groups import GroupRegistry
 from nereus.engine.messages import Part
+from nereus.engine.reading import LEAST_RUN_BYTES, MOST_PIECES
 from nereus.engine.transports import attach
 from nereus.engine.transports.torch import Torch
 
@@ -78,9 +79,9 @@ def exchanged(transport: Torch, send: Callable[[torch.Tensor], torch.Tensor] = t
     return set(exchange._direct.read_from)
 
 
-@pytest.mark.parametrize("batch", [1, direct.BATCH_PIECES])
+@pytest.mark.parametrize("batch", [1, reading.BATCH_PIECES])
 def test_all_pairs_of_one_host_read(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    monkeypatch.setattr(direct, "BATCH_PIECES", batch)
+    monkeypatch.setattr(reading, "BATCH_PIECES", batch)
     found: dict[int, set[int]] = {}
     on_threads(3, lambda transport: found.update({transport.rank: exchanged(transport)}))
     assert found == {rank: {0, 1, 2} - {rank} for rank in range(3)}
@@ -295,28 +296,6 @@ def test_a_target_that_does_not_say_that_it_has_read_is_an_error_of_the_source(m
     on_threads(2, act)
     assert len(errors) == 1
     assert "hearing from rank 1 that it has read failed (deadline of 0.5 s)" in errors[0]
-
-
-def test_ranks_whose_cards_are_known_read_without_having_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card of nobody is not tried, true ones are read from; who is told his readers asks nobody."""
-    cards = [attach.card(), bytes(attach.CARD_BYTES), attach.card()]
-    readable = {0, 2}
-    found: dict[int, set[int]] = {}
-
-    def shown() -> bytes:
-        raise AssertionError("a card is shown")
-
-    monkeypatch.setattr(direct, "card", shown)
-
-    def act(transport: Torch) -> None:
-        neighbours, rank = transport.group.neighbours, transport.rank
-        neighbours.cards = cards
-        assert neighbours.try_cards({0, 1, 2} - {rank}) == readable - {rank}
-        neighbours.readers = {other: rank in readable for other in {0, 1, 2} - {rank}}
-        found[rank] = exchanged(transport)
-
-    on_threads(3, act)
-    assert found == {rank: readable - {rank} for rank in range(3)}
 
 
 def test_ranks_that_have_met_do_not_meet_again() -> None:

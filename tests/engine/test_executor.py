@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
 
 from nereus.core import (
     EMU,
+    Cut,
     Destroy,
     Edge,
     EdgeKind,
     EMUSet,
     Extend,
+    Kind,
     Layout,
     LogicalState,
     ModelStage,
+    StateSchema,
+    TensorSpec,
     TransitionDAG,
+    Where,
 )
 from nereus.engine.connection import Message
 from nereus.engine.crew import Crew, Reply
@@ -115,6 +121,47 @@ def test_state_is_exact_after_each_of_many_transitions(crew: Crew, seed: int) ->
         assert reply.fields["names"] == (), "the transition's group is gone"
 
 
+@pytest.mark.processes
+def test_state_is_exact_where_some_pairs_read_and_others_send() -> None:
+    """Device 2 neither reads nor shows its memory."""
+    walk = random_walk(3, 8)
+    limits = {device: DeviceSettings(read_memory=device != 2) for device in range(4)}
+    with Crew(limits, PROGRAM, timeout_s=20) as crew:
+        fill(started(crew, range(4)), walk[0])
+        for start, goal in pairwise(walk):
+            outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=20).execute(connect(start, goal, SCHEMAS))
+            assert outcome.completed, outcome.error
+            check_state(crew, goal)
+
+
+@pytest.mark.processes
+def test_columns_in_very_many_pieces_are_packed_and_sent() -> None:
+    """Half of 3,000 rows in pieces of 8 bytes, of two kinds: more than are worth reading one by one."""
+    wide = TensorSpec("w", (3000, 4), Where.LAYER, 0, Cut(1, 4))
+    schemas = {TRAINING: StateSchema(1, (wide,), {Kind.PARAM: "fp32", Kind.EXP_AVG: "fp32"})}
+    start, goal = (EMUSet(tuple(units(TRAINING, layout, devices))) for layout, devices in ENDS)
+    with Crew({device: DeviceSettings() for device in range(3)}, PROGRAM, timeout_s=20) as crew:
+        fill(started(crew, range(3)), start, schemas)
+        executor = TransitionExecutor(crew, schemas, timeout_s=20)
+        asked: list[str] = []
+        call = crew.call
+
+        def noted(devices: Iterable[int], message: Message, timeout_s: float) -> dict[int, Message]:
+            asked.append(message.name)
+            return call(devices, message, timeout_s)
+
+        crew.call = noted  # type: ignore[method-assign]
+        for ends, sends in (((start, goal), True), ((goal, start), False)):
+            asked.clear()
+            outcome = executor.execute(connect(*ends, schemas))
+            assert outcome.completed, outcome.error
+            assert ("transition.connect" in asked) == sends
+            check_state(crew, ends[1], schemas)
+
+
+ENDS = ((Layout(1), (0,)), (Layout(2), (1, 2)))
+
+
 def check_peaks(crew: Crew, dag: TransitionDAG) -> None:
     """What the workers allocate is what the plan says: state alone, staging buffers apart."""
     predicted = fit(dag, SCHEMAS, {})
@@ -209,20 +256,23 @@ def test_a_destroy_waits_until_all_have_said_that_they_committed() -> None:
 class Diary(Crew):
     """Devices that answer in order; notes what they are told and when the coordinator waits."""
 
-    def __init__(self, dag: TransitionDAG) -> None:
+    def __init__(self, dag: TransitionDAG, reads: bool = False) -> None:
         super().__init__({}, "none")
         self.told: list[str] = []
+        self.asked: list[tuple[str, int, tuple[str, ...]]] = []
         self.traffic = pair_bytes(dag, SCHEMAS)
+        self.reads = frozenset(dag.devices) if reads else frozenset[int]()
 
     def submit(self, device: int, message: Message) -> int:
         self._tickets += 1
         self.told.append(message.name.removeprefix("transition."))
         pairs = self.traffic.get(message.fields.get("primitive", ""), {})
         received = sum(size for (_, target), size in pairs.items() if target == device)
-        fields = {"received_bytes": received, "sent_bytes": 0, "used_bytes": 0, "capacity_bytes": None}
-        known = {"logical": {TRAINING: COUNTERS}, "environment": "", "card": bytes(CARD_BYTES), "reads": ()}
-        self._replies[self._tickets] = Message(message.name, fields | known)
-        assert "readers" not in message.fields or message.name == "transition.apply"
+        fields = {"received_bytes": received, "shown": True, "used_bytes": 0, "capacity_bytes": None}
+        known = {"logical": {TRAINING: COUNTERS}, "environment": "", "card": bytes(CARD_BYTES), "reads": self.reads}
+        places = {"transition.begin": {str(TRAINING): ONE}, "transition.apply": {"places": ONE}}
+        self._replies[self._tickets] = Message(message.name, fields | known, places.get(message.name, {}))
+        self.asked.append((self.told[-1], device, tuple(message.arrays)))
         return self._tickets
 
     def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
@@ -238,7 +288,26 @@ def test_commit_and_end_are_told_in_one_flight_and_a_destroy_after_their_answers
     outcome = TransitionExecutor(crew, SCHEMAS).execute(dag)
     assert outcome.completed, outcome.error
     each = [name for name, _ in groupby(crew.told)]
-    assert each == ["look", "begin", *(["apply", "wait"] * 2), "commit", "end", "wait", "destroy", "wait"]
+    assert each == ["look", "begin", "connect", *(["apply", "wait"] * 2), "commit", "end", "wait", "destroy", "wait"]
+
+
+def test_a_source_that_is_read_is_asked_for_nothing_and_nobody_connects() -> None:
+    """A chain: 1 reads from 0, then 2 from 1, whose place is known once it has one, or from 0."""
+    start, goal = (EMUSet(tuple(units(TRAINING, Layout(1), *each))) for each in (((0,),), ((0,), (1,), (2,), (3,))))
+    dag = connect(start, goal, SCHEMAS)
+    crew = Diary(dag, reads=True)
+    outcome = TransitionExecutor(crew, SCHEMAS).execute(dag)
+    assert outcome.completed, outcome.error
+    applied = {device: sources for name, device, sources in crew.asked if name == "apply"}
+    assert applied.keys() == {1, 2, 3}
+    assert all(len(sources) == 1 for sources in applied.values())
+    assert set().union(*applied.values()) == {"0", "1"}, "a new replica forwards"
+    assert "connect" not in crew.told
+    whole_bytes = outcome.received_bytes[1]
+    assert outcome.sent_bytes == {0: 2 * whole_bytes, 1: whole_bytes}
+
+
+ONE = np.zeros(1, np.int64)
 
 
 def test_units_that_are_left_have_one_layout_for_each_model_stage() -> None:

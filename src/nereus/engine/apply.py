@@ -1,15 +1,22 @@
-"""A worker's part of a transition: prepare what a primitive acquires, move, commit, destroy (D6.2, D6.5)."""
+"""A worker's part of a transition: prepare what a primitive acquires, move, commit, destroy (D6.2, D6.5).
+
+State in the memory of another process of this host is read there, and that process takes no part; whoever sends or
+receives messages is in the transition's group.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nereus.core import (
     EMU,
@@ -27,13 +34,16 @@ from nereus.engine.digest import hashes
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover, most_peers
 from nereus.engine.positions import Position
+from nereus.engine.reading import MOST_PIECES
+from nereus.engine.remote import Remote, tiny_pieces_of
 from nereus.engine.side_stream import beside
-from nereus.engine.transports.attach import together
+from nereus.engine.transports.attach import Process
 from nereus.engine.transports.torch import Torch
 from nereus.transition.flows import Flow
 from nereus.transition.routes import (
     alias_source,
     aliased,
+    by_device,
     expand_flows,
     fingerprint,
     flows_of,
@@ -49,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Changes whenever workers of two versions would cut the same moves into different messages."""
 
 
@@ -60,22 +70,23 @@ class _Running:
     dag: TransitionDAG
     schemas: Mapping[ModelStage, StateSchema]
     logical: Mapping[ModelStage, LogicalState]
-    group: Group
     timeout_s: float
     flows: Mapping[str, tuple[Flow, ...]]
     """Acquiring primitive → what this device sends to whom and receives from whom."""
     pairs: Mapping[str, Mapping[tuple[int, int], int]]
     """Acquiring primitive → (source, target) → bytes, of all devices."""
+    processes: Mapping[int, Process] = field(default_factory=dict)
+    """Device → its process where this one may read its memory."""
+    group: Group | None = None
+    """Of those that exchange messages, where this device is one of them."""
+    apart: frozenset[tuple[int, int]] = frozenset()
+    """(source, target) of the messages."""
 
-    def moves(self, primitive: Primitive) -> tuple[Move, ...]:
-        """What this device sends and receives in a primitive."""
-        return expand_flows(self.flows[primitive.id], self.schemas[primitive.model_stage])
-
-    def hear(self, readers: Collection[int]) -> None:
-        """Which devices read the memory of this one: of all that it sends to, so that nobody asks them."""
-        members, mine = self.group.members, self.group.members[self.group.rank]
-        targets = {target for pairs in self.pairs.values() for source, target in pairs if source == mine != target}
-        self.group.neighbours.readers = {members.index(target): target in readers for target in targets}
+    def moves(self, primitive: Primitive, device: int) -> tuple[Move, ...]:
+        """What this device receives, reads and sends as messages in a primitive."""
+        found = self.flows[primitive.id]
+        mine = [flow for flow in found if flow.target == device or (device, flow.target) in self.apart]
+        return expand_flows(mine, self.schemas[primitive.model_stage])
 
     def most_peers(self, primitive: Primitive) -> int:
         """The most devices that one device exchanges with in a primitive."""
@@ -100,6 +111,7 @@ class Transition:
         return {
             "transition.look": self._look,
             "transition.begin": self._begin,
+            "transition.connect": self._connect,
             "transition.hash": self._hash,
             "transition.apply": self._apply,
             "transition.offload": self._offload,
@@ -117,10 +129,11 @@ class Transition:
         return Message("transition.look", fields)
 
     def _begin(self, message: Message) -> Message:
-        """Make the group of all members, expand the routes, which must be the coordinator's, and try every pair."""
+        """Expand the routes, which must be the coordinator's.
+
+        The reply says whose memory this device can read, and where in its own memory its positions lie.
+        """
         fields, device = message.fields, self._worker.device
-        group = self._worker.groups.make(fields["group"], fields["members"], fields["timeout_s"])
-        group.neighbours.cards = fields["cards"]
         dag, schemas = fields["dag"], {ms: self._known(ms, told) for ms, told in fields["schemas"].items()}
         if fingerprint(dag, schemas) != fields["routes"]:
             raise TransitionError(f"device {device} would take other routes than the coordinator: versions differ")
@@ -128,31 +141,45 @@ class Transition:
         for ms, schema in schemas.items():
             flows |= flows_of(dag, ms, schema, device)
         pairs = pair_bytes(dag, schemas)
-        self._running = _Running(dag, schemas, fields["logical"], group, fields["timeout_s"], flows, pairs)
-        return Message("transition.begin", {"reads": self._probe(self._running)})
+        running = self._running = _Running(dag, schemas, fields["logical"], fields["timeout_s"], flows, pairs)
+        running.processes = self._near(running, fields["cards"])
+        places = {ms: self._worker.positions[ms].addresses for ms in schemas if ms in self._worker.positions}
+        known = {str(ms): found for ms, found in places.items() if found is not None}
+        shown = len(known) == len(places)
+        return Message("transition.begin", {"reads": frozenset(running.processes), "shown": shown}, known)
 
     def _known(self, model_stage: ModelStage, told: StateSchema) -> StateSchema:
         """The object of the last transition where it says the same: routes are remembered by a schema's identity."""
         self._schemas[model_stage] = as_before(self._schemas.get(model_stage), told)
         return self._schemas[model_stage]
 
-    def _probe(self, running: _Running) -> frozenset[int]:
-        """Use each pair for the first time, so that nothing is allocated for a peer that is not there.
+    def _near(self, running: _Running, cards: Mapping[int, bytes]) -> dict[int, Process]:
+        """Whose memory this device can read of those it lacks something of; packing is faster for very many pieces."""
+        device = self._worker.device
+        pieces: Counter[tuple[str, int]] = Counter()
+        for group in running.dag.groups.values():
+            inward = {p.id: [f for f in running.flows.get(p.id, ()) if f.target == device] for p in group}
+            if any(inward.values()):
+                schema, unit_of = running.schemas[group[0].model_stage], by_device(source_units(group))
+                for name, flows in inward.items():
+                    for flow in flows:
+                        pieces[name, flow.source] += tiny_pieces_of(schema, unit_of[flow.source], flow)
+        many = {source for (_, source), count in pieces.items() if count > MOST_PIECES}
+        asked = sorted({source for _, source in pieces} - many)
+        processes = {source: self._worker.groups.find(cards[source]) for source in asked}
+        return {source: process for source, process in processes.items() if process is not None}
 
-        Gives the devices whose memory this one reads; to and from those that are not on its host goes a byte.
+    def _connect(self, message: Message) -> None:
+        """Make the group of those that exchange messages, and use each pair for the first time.
+
+        So nothing is allocated for a peer that is not there.
         """
-        group, mine = running.group, running.group.rank
-        found = {pair for pairs in running.pairs.values() for pair in pairs}
-        ranks = {member: rank for rank, member in enumerate(group.members)}
-        pairs = {(ranks[source], ranks[target]) for source, target in found if source != target}
-        cards = None if group.on_cuda else group.neighbours.cards
-        apart = {(a, b) for a, b in pairs if cards is None or not together(cards[a], cards[b])}
-        near = {a for a, b in pairs - apart if b == mine}
-        read = group.neighbours.try_cards(near)
-        targets, sources = {b for a, b in apart if a == mine}, {a for a, b in apart if b == mine}
-        group.neighbours.sources |= dict.fromkeys(sources)
+        running, fields, device = self._context(), message.fields, self._worker.device
+        group = self._worker.groups.make(fields["group"], fields["members"], running.timeout_s)
+        running.group, running.apart = group, fields["apart"]
+        targets = {group.members.index(target) for source, target in running.apart if source == device}
+        sources = {group.members.index(source) for source, target in running.apart if target == device}
         _first_bytes(Torch(group, self._worker.timeout_s), targets, sources)
-        return frozenset(group.members[rank] for rank in read)
 
     def _hash(self, message: Message) -> Message:
         """Hashes of the positions of some units, in the pieces that `marks` makes of their tensors."""
@@ -167,34 +194,33 @@ class Transition:
         """One primitive: allocate the goal position at the first primitive that concerns it, then move."""
         started_s = time.perf_counter()
         running, device = self._context(), self._worker.device
-        running.hear(message.fields["readers"])
         primitive = next(p for p in running.dag.primitives if p.id == message.fields["primitive"])
         members = running.dag.groups[primitive.group]
         schema = running.schemas[primitive.model_stage]
-        transport = Torch(running.group, running.timeout_s)
+        transport = None if running.group is None else Torch(running.group, running.timeout_s, read_memory=False)
         mover = Mover(device, schema.tensors, schema.dtypes, transport, self._worker.ledger)
         goals = goal_units(running.dag, members)
         for goal in goals:
             if device in goal.devices and self._worker.positions.pending(primitive.group, goal) is None:
                 self._prepare(mover, primitive, goal, alias_source(members, device))
-        sources = source_units(members)
+        unit_of = by_device(source_units(members))
+        remotes = {
+            source: Remote(schema, unit_of[source], source, running.processes[source], places)
+            for source, places in ((int(name), places) for name, places in message.arrays.items())
+        }
         try:
             traffic = mover.run(
-                running.moves(primitive),
-                lambda _: self._find(next((unit for unit in sources if device in unit.devices), None)),
+                running.moves(primitive, device),
+                lambda _: self._find(unit_of.get(device)),
                 lambda _: self._target(primitive.group, goals),
                 running.most_peers(primitive),
+                remotes,
             )
         except TransportError as error:
             raise TransportError(f"device {device}, {primitive.id}: {error}") from None
-        return Message(
-            "transition.apply",
-            {
-                "received_bytes": traffic.received_bytes,
-                "sent_bytes": traffic.sent_bytes,
-                "seconds": time.perf_counter() - started_s,
-            },
-        )
+        fields = {"received_bytes": traffic.received_bytes, "seconds": time.perf_counter() - started_s}
+        made = [self._target(primitive.group, goals)] if any(device in goal.devices for goal in goals) else []
+        return Message("transition.apply", fields, _placed(made))
 
     def _prepare(self, mover: Mover, primitive: Primitive, goal: EMU, old: EMU | None) -> None:
         running, device = self._context(), self._worker.device
@@ -210,8 +236,9 @@ class Transition:
 
     def _offload(self, message: Message) -> Message:
         """Move positions to host memory; they are read from there until their Destroy."""
-        taken = sum(self._worker.positions.offload(unit) for unit in message.fields["units"])
-        return Message("transition.offload", {"host_bytes": taken})
+        units = [unit for unit in message.fields["units"] if self._worker.device in unit.devices]
+        taken = sum(self._worker.positions.offload(unit) for unit in units)
+        return Message("transition.offload", {"host_bytes": taken}, _placed(map(self._find, units)))
 
     def _find(self, unit: EMU | None) -> Position:
         position = None if unit is None else self._worker.positions.find(unit)
@@ -247,9 +274,9 @@ class Transition:
         return Message("transition.abort", {"staged": self._worker.positions.restore()})
 
     def _end(self, _: Message) -> None:
-        if self._running is not None:
+        if self._running is not None and self._running.group is not None:
             self._worker.groups.drop(self._running.group.name)
-            self._running = None
+        self._running = None
 
     def _context(self) -> _Running:
         if self._running is None:
@@ -262,6 +289,11 @@ def as_before(before: StateSchema | None, told: StateSchema) -> StateSchema:
     if before is None or before != told or tuple(before.dtypes) != tuple(told.dtypes):
         return told
     return before
+
+
+def _placed(positions: Iterable[Position]) -> dict[str, NDArray[np.int64]]:
+    """Where the one position lies that was made or moved, if there is one that others can read."""
+    return {"places": found for position in positions if (found := position.addresses) is not None}  # noqa: B035
 
 
 def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:

@@ -10,44 +10,22 @@ offer (it converts itself, it is not in the memory of the host, its pieces are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nereus.core import NereusError, TransportError
-from nereus.engine.messages import Part, Parts, limited
-from nereus.engine.transports.attach import (
-    CARD_BYTES,
-    MOST_CALL_BYTES,
-    Process,
-    Segments,
-    alike,
-    card,
-    find,
-    runs,
-    segments,
-)
+from nereus.engine.messages import Parts
+from nereus.engine.reading import Numbers, offer, pull, readable, scratch_bytes
+from nereus.engine.transports.attach import CARD_BYTES, Process, card, find
 
 if TYPE_CHECKING:
     from nereus.engine.groups import Handle
     from nereus.engine.transports.torch import Torch
 
 Note = Callable[[NereusError], None]
-Numbers = NDArray[np.int64]
-LEAST_RUN_BYTES = 256
-"""Smaller pieces cost more one by one than what is packed and sent."""
-FEW_PIECES = 64
-"""So many of them cost nothing to speak of in one part."""
-BATCH_PIECES = 1 << 15
-"""So many are listed at once: a megabyte."""
-SCRATCH_BYTES = 1 << 19
-"""What is converted or in tiny pieces is read so many bytes at once, which stay in the cache until they are copied."""
-MOST_PIECES = 4096
-"""So many of them a source offers to one rank: a millisecond or two."""
 
 
 class Neighbours:
@@ -55,8 +33,6 @@ class Neighbours:
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
-        self.cards: Sequence[bytes] | None = None
-        """By rank, where somebody else has told them."""
         self.readers: dict[int, bool] = {}
         """Rank → whether it reads from this one."""
         self.sources: dict[int, Process | None] = {}
@@ -66,12 +42,6 @@ class Neighbours:
     def card(self) -> bytes:
         """This process's own."""
         return card() if self._enabled else bytes(CARD_BYTES)
-
-    def try_cards(self, sources: Collection[int]) -> frozenset[int]:
-        """Those that can be read, found out from their cards alone: somebody else tells them so, before they send."""
-        for source in sorted(set(sources) - self.sources.keys()):
-            self.sources[source] = find(self.cards[source]) if self._enabled and self.cards is not None else None
-        return frozenset(source for source in sources if self.sources[source] is not None)
 
     def meet(self, transport: Torch, targets: Collection[int], sources: Collection[int], note: Note) -> None:
         """A source shows its card, the target tries it and answers; those that have met are left out.
@@ -108,11 +78,9 @@ class Direct:
     ) -> None:
         """The scratch buffer takes at most `room_bytes`. `kept`: sources stay until every rank has ended its part."""
         self._transport, self._note, self._kept = transport, note, kept
-        self._sends = {rank: cut for rank, parts in sends.items() if (cut := _cut(parts))}
-        self._receives = {rank: cut for rank, parts in receives.items() if (cut := _cut(parts))}
-        received = (part for parts in self._receives.values() for part in parts)
-        staged = max((part.view.numel() * _item_bytes(part) for part in received if _staged(part)), default=0)
-        self.scratch_bytes = min(staged, room_bytes, SCRATCH_BYTES)
+        self._sends = {rank: cut for rank, parts in sends.items() if (cut := readable(parts))}
+        self._receives = {rank: cut for rank, parts in receives.items() if (cut := readable(parts))}
+        self.scratch_bytes = scratch_bytes([part for parts in self._receives.values() for part in parts], room_bytes)
         """For what cannot be read into a tensor itself."""
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sources: dict[int, Process] = {}
@@ -145,7 +113,7 @@ class Direct:
         neighbours.meet(self._transport, self._sends.keys(), self._receives.keys(), self._note)
         met = neighbours.sources
         self._sources = {rank: found for rank in self._receives if (found := met.get(rank)) is not None}
-        offers = {rank: _offer(parts) for rank, parts in self._sends.items() if neighbours.readers.get(rank)}
+        offers = {rank: offer(parts) for rank, parts in self._sends.items() if neighbours.readers.get(rank)}
         sizes = {rank: 8 * sum(1 + part.view.dim() for part in self._receives[rank]) for rank in self._sources}
         letters = _Letters(self._transport, {rank: told.tobytes() for rank, told in offers.items()}, sizes, self._note)
         for rank in self._sources:
@@ -157,21 +125,8 @@ class Direct:
 
     def pull(self, rank: int) -> None:
         """Read everything from one rank. Raises TransportError."""
-        process, parts = self._sources[rank], self._receives[rank]
-        batch: list[tuple[Segments, Segments]] = []
-        listed = 0
         try:
-            for part, (address, strides) in zip(parts, _offered(self._offers[rank], parts), strict=True):
-                if _staged(part):
-                    self._convert(process, part, address, strides)
-                    continue
-                there = segments(address, tuple(part.view.shape), strides, part.dtype.itemsize)
-                batch.append(alike(_places(part.view), there))
-                listed += len(batch[-1][0])
-                if listed >= BATCH_PIECES:
-                    _read(process, batch)
-                    listed = 0
-            _read(process, batch)
+            pull(self._sources[rank], self._receives[rank], self._offers[rank], self._scratch)
         except TransportError as error:
             raise TransportError(f"reading from rank {rank} failed: {error}") from None
 
@@ -193,18 +148,6 @@ class Direct:
         for rank in sorted(self.read_by):
             self._done.take(rank, "that it has read")
         self._done.end("that state was read")
-
-    def _convert(self, process: Process, part: Part, address: int, strides: tuple[int, ...]) -> None:
-        """By way of the scratch buffer, as much at once as it takes."""
-        stored = part.stored or part.dtype
-        limit = self._scratch.numel() // _item_bytes(part) * part.dtype.itemsize
-        like = replace(part, view=torch.empty_strided(part.view.shape, strides, dtype=stored, device="meta"))
-        for mine, theirs in zip(limited(part, limit), limited(like, limit), strict=True):
-            view, shape = theirs.view, tuple(theirs.view.shape)
-            start = address + view.storage_offset() * stored.itemsize
-            read = self._scratch[: view.numel() * stored.itemsize].view(stored).view(shape)
-            process.read(*alike(_places(read), segments(start, shape, view.stride(), stored.itemsize)))
-            mine.view.copy_(read.to(part.dtype) if mine.view.dtype != part.dtype else read)
 
 
 class _Letters:
@@ -253,61 +196,3 @@ class _Letters:
     def _heard(self, errors: list[NereusError]) -> None:
         for error in errors:
             self._note(error)
-
-
-def _read(process: Process, batch: list[tuple[Segments, Segments]]) -> None:
-    """What is listed, which is none afterwards."""
-    if batch:
-        process.read(*(np.concatenate(side) for side in zip(*batch, strict=True)))
-    batch.clear()
-
-
-def _cut(parts: Parts) -> list[Part]:
-    """No part is more than one call reads."""
-    whole = [(part, MOST_CALL_BYTES // _item_bytes(part) * part.dtype.itemsize) for part in parts if part.view.numel()]
-    return [small for part, limit in whole for small in limited(part, limit)]
-
-
-def _item_bytes(part: Part) -> int:
-    """Of an element where that is widest: as it is stored by the source, or as it travels."""
-    travels, stored = part.dtype, part.stored or part.dtype
-    return int(max(travels.itemsize, stored.itemsize))
-
-
-def _pieces(view: torch.Tensor, dtype: torch.dtype) -> tuple[int, int] | None:
-    """(pieces, bytes of each) of a view in this process's memory; None where that does not hold elements of `dtype`."""
-    if view.device.type != "cpu" or view.dtype != dtype or view.is_conj() or view.is_neg():
-        return None
-    return runs(tuple(view.shape), view.stride(), view.element_size())
-
-
-def _tiny(count: int, size_bytes: int) -> int:
-    """How many small pieces."""
-    return count if size_bytes < LEAST_RUN_BYTES else 0
-
-
-def _staged(part: Part) -> bool:
-    """Whether a part is read by way of the scratch buffer."""
-    found = _pieces(part.view, part.dtype) if part.stored in (None, part.dtype) else None
-    return found is None or _tiny(*found) > FEW_PIECES
-
-
-def _places(view: torch.Tensor) -> Segments:
-    return segments(view.data_ptr(), tuple(view.shape), view.stride(), view.element_size())
-
-
-def _offer(parts: Parts) -> Numbers:
-    """Address and strides of each part; zeros where they cannot be read as they are."""
-    told = np.array([number for part in parts for number in (part.view.data_ptr(), *part.view.stride())], np.int64)
-    found = [_pieces(part.view, part.stored or part.dtype) for part in parts]
-    pieces = sum(MOST_PIECES + 1 if each is None else _tiny(*each) for each in found)
-    return told if pieces <= MOST_PIECES else np.zeros_like(told)
-
-
-def _offered(told: Numbers, parts: Parts) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Address and strides of the other side's views, which have the shapes of ours."""
-    start = 0
-    for part in parts:
-        address, *strides = told[start : start + 1 + part.view.dim()].tolist()
-        yield address, tuple(strides)
-        start += 1 + part.view.dim()

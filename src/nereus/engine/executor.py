@@ -126,22 +126,36 @@ class TransitionExecutor:
         return pair_bytes(dag, {ms: self._schemas[ms] for ms in _model_stages(dag)})
 
     def _begin(self, progress: Progress, reports: Reports) -> None:
-        """One group of all members, the same routes everywhere, and a first byte over every pair that will be used."""
+        """The same routes everywhere; who reads whose memory; and one group of those that exchange messages."""
         dag = progress.dag
         members = sorted(dag.devices)
         fields: dict[str, Any] = {
             "dag": dag,
             "schemas": {ms: self._schemas[ms] for ms in _model_stages(dag)},
             "logical": _logical(dag, reports),
-            "group": f"transition#{next(_NUMBERS)}",
-            "members": members,
-            "cards": [reports[device].fields["card"] for device in members],
+            "cards": {device: reports[device].fields["card"] for device in members},
             "timeout_s": progress.timeout_s,
         }
         fields["routes"] = fingerprint(dag, fields["schemas"])
-        for target, reply in self._ask(progress, members, Message("transition.begin", fields)).items():
-            for source in reply.fields["reads"]:
-                progress.readers.setdefault(source, []).append(target)
+        replies = self._ask(progress, members, Message("transition.begin", fields))
+        for unit in dag.start:
+            found = {device: replies[device].arrays for device in unit.devices if device in replies}
+            name = str(unit.model_stage)
+            progress.places |= {(device, unit): places[name] for device, places in found.items() if name in places}
+        progress.apart = frozenset(
+            (source, target)
+            for pairs in progress.traffic.values()
+            for source, target in pairs
+            if source != target and not (source in replies[target].fields["reads"] and replies[source].fields["shown"])
+        )
+        if progress.apart:
+            self._connect(progress)
+
+    def _connect(self, progress: Progress) -> None:
+        """A group of those that exchange messages, and a first byte over every pair of them that will be used."""
+        members = sorted({device for pair in progress.apart for device in pair})
+        fields = {"group": f"transition#{next(_NUMBERS)}", "members": members, "apart": progress.apart}
+        self._ask(progress, members, Message("transition.connect", fields))
 
     def _checked(self, dag: TransitionDAG) -> dict[ModelStage, Digests]:
         """Replicas that a Merge reads are equal; with `verify` the digests of all that changes.
@@ -211,9 +225,10 @@ class TransitionExecutor:
             name, told = "transition.apply", {"primitive": primitive.id}
         progress.seconds[primitive.id] = time.perf_counter()
         progress.allow(progress.timeout_s)
-        for device in sorted(progress.devices(primitive)):
-            own = {"readers": progress.readers.get(device, ())} if name == "transition.apply" else {}
-            progress.waiting[self._crew.submit(device, Message(name, told | own))] = (primitive.id, device)
+        read = progress.read(primitive)
+        for device in progress.acting(primitive):
+            message = Message(name, told, read.get(device, {}))
+            progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
     def _commit(self, progress: Progress, group: str) -> None:
         """Every member has succeeded: from here on the goal units exist, whoever dies before it hears of it."""

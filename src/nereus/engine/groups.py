@@ -23,6 +23,7 @@ from torch import distributed
 
 from nereus.core import TransportError
 from nereus.engine.direct import Neighbours
+from nereus.engine.transports.attach import Process, find
 
 log = logging.getLogger(__name__)
 
@@ -354,8 +355,12 @@ class GroupRegistry:
 
     @property
     def card(self) -> bytes:
-        """What others need to read this process's memory."""
-        return Neighbours(self._read_memory).card
+        """What others need to read this process's memory; all zeros where state does not lie there."""
+        return Neighbours(self._read_memory and not self._cuda).card
+
+    def find(self, theirs: bytes) -> Process | None:
+        """The process of a card where this one may read its memory, into its own."""
+        return find(theirs) if self._read_memory and not self._cuda else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Carries out moves for one device: local copies, and what it sends to and receives from others (D6.6).
+"""Carries out moves for one device: local copies, what it reads, and what it sends and receives (D6.6).
 
 Both sides of a pair cut the same list of moves into the same messages, so nothing but bytes travels.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -16,6 +17,7 @@ from nereus.engine.exchange import Exchange
 from nereus.engine.ledger import Ledger
 from nereus.engine.messages import Part, bundle_bytes
 from nereus.engine.positions import TORCH_DTYPES, Position
+from nereus.engine.remote import Reading, Remote
 from nereus.engine.transports.torch import Torch
 from nereus.transition.buckets import SHARE, bucket_bytes
 
@@ -29,6 +31,7 @@ class Traffic:
 
 
 Find = Callable[[Move], Position]
+NOBODY: Mapping[int, Remote] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +43,30 @@ class Prepared:
     exchange: Exchange | None
     traffic: Traffic
     ledger: Ledger
+    readings: tuple[Reading, ...] = ()
 
     def run(self) -> Traffic:
         """Everything, once."""
+        scratch = torch.empty(max((each.scratch_bytes for each in self.readings), default=0), dtype=torch.uint8)
+        alone = partial(self._alone, scratch)
         if self.exchange is None:
-            self._copy()
+            with self.ledger.hold("buckets", scratch):
+                alone()
             return self.traffic
         self.exchange.open()
         try:
-            with self.ledger.hold("buckets", *self.exchange.allocate()):
-                self.exchange.run(self._copy, chain.from_iterable(self.copies))
+            with self.ledger.hold("buckets", scratch, *self.exchange.allocate()):
+                self.exchange.run(alone, chain.from_iterable(self.copies))
         finally:
             self.exchange.release()  # where the ledger refuses them, nobody counts them either
         return self.traffic
 
-    def _copy(self) -> None:
+    def _alone(self, scratch: torch.Tensor) -> None:
+        """What needs nobody's help."""
         for target, source in self.copies:
             target.copy_(source)
+        for each in self.readings:
+            each.run(scratch)
 
 
 class Mover:
@@ -81,12 +91,19 @@ class Mover:
         self._ledger = ledger
         self._bucket_bytes = bucket_bytes(tensors, dtypes, share)
 
-    def run(self, moves: Sequence[Move], source: Find, target: Find, most_peers: int | None = None) -> Traffic:
-        """Send and receive all that concerns this device, once, as `prepare`.
+    def run(
+        self,
+        moves: Sequence[Move],
+        source: Find,
+        target: Find,
+        most_peers: int | None = None,
+        remotes: Mapping[int, Remote] = NOBODY,
+    ) -> Traffic:
+        """Read, send and receive all that concerns this device, once, as `prepare`.
 
-        What is sent must stay as it is until every device has run: nobody waits for those who read it.
+        What is sent or read must stay as it is until every device has run: nobody waits for those who read it.
         """
-        return self.prepare(moves, source, target, most_peers, kept=True).run()
+        return self.prepare(moves, source, target, most_peers, kept=True, remotes=remotes).run()
 
     def prepare(
         self,
@@ -96,8 +113,11 @@ class Mover:
         most_peers: int | None = None,
         stored: Mapping[Kind, str] | None = None,
         kept: bool = False,
+        remotes: Mapping[int, Remote] = NOBODY,
     ) -> Prepared:
         """All that concerns this device of `moves`; `source` and `target` find its positions for one.
+
+        From the devices of `remotes` it reads, and they know; others send.
 
         `most_peers` is the most that any device sends to or receives from, equal on all devices; None: `moves` are
         those of every device. `stored` are the dtypes that the sources store, by kind, where those are others than
@@ -106,12 +126,15 @@ class Mover:
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
         sends: dict[int, list[Part]] = {}
         receives: dict[int, list[Part]] = {}
+        readings = {device: Reading(device, remote) for device, remote in remotes.items()}
         for move in moves:
             for peer in move.targets:
                 if move.source == self._device == peer:
                     own.append((self._view(target(move), move), self._view(source(move), move)))
                 elif move.source == self._device:
                     sends.setdefault(self._rank(peer), []).append(self._part(source(move), move, stored))
+                elif peer == self._device and move.source in readings:
+                    readings[move.source].add(move, self._part(target(move), move, stored))
                 elif peer == self._device:
                     receives.setdefault(self._rank(move.source), []).append(self._part(target(move), move, stored))
 
@@ -120,7 +143,9 @@ class Mover:
             peers = most_peers_of(moves) if most_peers is None else most_peers
             limit = bundle_bytes(self._bucket_bytes, peers)
             exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop, kept)
-        return Prepared(tuple(own), exchange, Traffic(_total(receives), _total(sends)), self._ledger)
+        received_bytes = _total(receives) + sum(each.bytes for each in readings.values())
+        traffic = Traffic(received_bytes, _total(sends))
+        return Prepared(tuple(own), exchange, traffic, self._ledger, tuple(readings.values()))
 
     def _rank(self, device: int) -> int:
         members = () if self._transport is None else self._transport.group.members
@@ -140,9 +165,7 @@ class Mover:
                 f"device {self._device}: {move.tensor} {move.kind} [{move.box.start}, {move.box.stop}) is asked for, "
                 f"{position.unit} holds [{shard.start}, {shard.stop})"
             )
-        if not tensor.dim():  # one element, always whole
-            return tensor
-        return tensor.narrow(move.box.dim, move.box.start - shard.start, move.box.stop - move.box.start)
+        return shard.part(tensor, move.box)
 
 
 def most_peers_of(moves: Iterable[Move]) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from nereus.core import EMU, Kind, LogicalState, ModelStage, OutOfMemoryError, StateSchema, TransitionError
+from nereus.core import EMU, Box, Kind, LogicalState, ModelStage, OutOfMemoryError, StateSchema, TransitionError
 from nereus.engine.ledger import Hold, Ledger
 
 TORCH_DTYPES = {
@@ -37,6 +39,12 @@ class Shard:
         """Stored elements."""
         return prod(self.shape)
 
+    def part(self, tensor: torch.Tensor, box: Box) -> torch.Tensor:
+        """The part of a stored tensor that a box inside of this range names."""
+        if not tensor.dim():  # one element, always whole
+            return tensor
+        return tensor.narrow(box.dim, box.start - self.start, box.stop - box.start)
+
 
 @dataclass(slots=True)
 class Position:
@@ -50,6 +58,23 @@ class Position:
     """Whether its tensors lie in host memory for the rest of a transition."""
     held: Mapping[str, Shard] = field(default_factory=dict)
     """Tensor → which range of it they store."""
+
+    @property
+    def addresses(self) -> NDArray[np.int64] | None:
+        """Where each tensor lies in this process's memory: of each that is held, its kinds in order.
+
+        None where one is not laid out there as its shard says, so that others cannot find its parts.
+        """
+        found = []
+        for name, shard in self.held.items():
+            for kind, dtype in self.schema.dtypes.items():
+                tensor = self.tensors[name, kind]
+                plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+                alike = tensor.dtype == TORCH_DTYPES[dtype] and tuple(tensor.shape) == tuple(shard.shape)
+                if tensor.device.type != "cpu" or not (plain and alike):
+                    return None
+                found.append(tensor.data_ptr())
+        return np.array(found, np.int64)
 
     @property
     def stored_bytes(self) -> int:

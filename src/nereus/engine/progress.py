@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nereus.core import (
     EMU,
     Destroy,
@@ -15,12 +18,15 @@ from nereus.core import (
     Layout,
     ModelStage,
     NereusError,
+    Offload,
     Outcome,
     Primitive,
     TransitionDAG,
     TransitionError,
 )
+from nereus.engine.connection import Message
 from nereus.engine.crew import Reply
+from nereus.transition.routes import by_device, goal_units, source_units
 
 Traffic = Mapping[tuple[int, int], int]
 """(source, target) → bytes."""
@@ -50,9 +56,12 @@ class Progress:
     received_bytes: Counter[int] = field(default_factory=Counter)
     sent_bytes: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
-    readers: dict[int, list[int]] = field(default_factory=dict)
-    """Device → those that read its memory."""
+    apart: frozenset[tuple[int, int]] = frozenset()
+    """(source, target) that exchange messages: the target does not read the memory of the source."""
+    places: dict[tuple[int, EMU], NDArray[np.int64]] = field(default_factory=dict)
+    """(device, unit) → where its position lies in the memory of its process."""
     _needs: dict[str, tuple[set[str], set[str]]] | None = None
+    _steps: dict[str, Primitive] = field(default_factory=dict)
 
     def allow(self, seconds: float) -> None:
         """What begins now may take so long."""
@@ -68,6 +77,24 @@ class Progress:
     def devices(self, primitive: Primitive) -> frozenset[int]:
         """Its own devices, and those that send to them without keeping anything of what it makes."""
         return primitive.devices.union(*self.traffic.get(primitive.id, {}))
+
+    def acting(self, primitive: Primitive) -> list[int]:
+        """Those of its devices that have something to do: a source whose memory is read has not."""
+        if isinstance(primitive, Destroy | Offload):
+            return sorted(self.devices(primitive))
+        pairs = self.traffic[primitive.id]
+        goals = goal_units(self.dag, self.dag.groups[primitive.group])
+        acting = {device for goal in goals for device in goal.devices}.union(*self.apart.intersection(pairs))
+        return sorted(self.devices(primitive) & acting)
+
+    def read(self, primitive: Primitive) -> dict[int, dict[str, NDArray[np.int64]]]:
+        """Device → where what it reads lies: for each source, the places of its position."""
+        pairs = [pair for pair in self.traffic.get(primitive.id, ()) if pair not in self.apart and pair[0] != pair[1]]
+        unit_of = by_device(source_units(self.dag.groups[primitive.group])) if pairs else {}
+        found: dict[int, dict[str, NDArray[np.int64]]] = {}
+        for source, target in pairs:
+            found.setdefault(target, {})[str(source)] = self.places[source, unit_of[source]]
+        return found
 
     def startable(self) -> list[Primitive]:
         """In listed order; one that cannot start yet keeps its devices from those after it."""
@@ -127,19 +154,31 @@ class Progress:
         name, device = self.waiting.pop(ticket)
         if isinstance(reply, NereusError):
             return reply
+        self._place(name, device, reply)
         if reply.name == "transition.apply":
-            received, sent = reply.fields["received_bytes"], reply.fields["sent_bytes"]
+            received = reply.fields["received_bytes"]
             planned = sum(size for (_, target), size in self.traffic[name].items() if target == device)
             if received != planned:
                 return TransitionError(
                     f"{name}: device {device} received {received:,} bytes, the plan says {planned:,}"
                 )
             self.received_bytes[device] += received
-            self.sent_bytes[device] += sent
         if name not in {other for other, _ in self.waiting.values()}:
             self.done.add(name)
             self.seconds[name] = time.perf_counter() - self.seconds[name]
+            for (source, _), size in self.traffic.get(name, {}).items():
+                self.sent_bytes[source] += size
         return None
+
+    def _place(self, name: str, device: int, reply: Message) -> None:
+        """Remember where the position lies that a primitive has made or moved."""
+        if "places" in reply.arrays:
+            if not self._steps:
+                self._steps = {step.id: step for step in self.dag.primitives}
+            primitive = self._steps[name]
+            offloads = isinstance(primitive, Offload)
+            units = primitive.sources if offloads else goal_units(self.dag, self.dag.groups[primitive.group])
+            self.places |= {(device, unit): reply.arrays["places"] for unit in units if device in unit.devices}
 
     def committable(self) -> list[str]:
         """Commit groups whose primitives have all succeeded on every member."""

@@ -88,6 +88,11 @@ def source_units(group: Iterable[Primitive]) -> tuple[EMU, ...]:
     return tuple(dict.fromkeys(unit for primitive in group for unit in primitive.sources if unit not in made))
 
 
+def by_device(units: Iterable[EMU]) -> dict[int, EMU]:
+    """Device → the unit that it belongs to, of disjoint ones."""
+    return {device: unit for unit in units for device in unit.devices}
+
+
 def flows_of(
     dag: TransitionDAG, model_stage: ModelStage, schema: StateSchema, device: int | None = None
 ) -> dict[str, tuple[Flow, ...]]:
