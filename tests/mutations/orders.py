@@ -51,7 +51,7 @@ ORDERS = (
     Mutation(
         "cross a slow link for every copy",
         "transition/holders.py",
-        "return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes",
+        "return now < end and end + build.received_bytes < now + self.site.far * build.received_bytes",
         "return False",
         TESTS + "test_one_copy_crosses_a_slow_link_and_the_others_are_made_from_it",
     ),
@@ -128,8 +128,8 @@ ORDERS = (
     Mutation(
         "let units leave though groups may still lose what they read",
         "transition/leaving.py",
-        "        if not part.open and not part.risky:\n",
-        "        if not part.open:\n",
+        "(not (part.open or part.risky) or self._may_leave",
+        "(not part.open or self._may_leave",
         RULES,
     ),
     Mutation(

@@ -17,7 +17,6 @@ class Holder:
 
     unit: EMU
     part: Part
-    spot: Spot
     goes: bool = False
     maker: Build | None = None
     groups: list[Build] = field(default_factory=list)
@@ -28,6 +27,14 @@ class Holder:
     """Whether it is read after others, since a device of it may run short."""
     queued: bool = False
     """Whether it is among those believed to be free."""
+    _spot: Spot | None = None
+
+    @property
+    def spot(self) -> Spot:
+        """Where it is; most of those that go are never asked."""
+        if self._spot is None:
+            self._spot = self.part.site.spot(self.unit.devices)
+        return self._spot
 
 
 def duration(build: Build, sources: tuple[Holder, ...], site: Site) -> float:
@@ -52,13 +59,10 @@ class Part:
     """How far one model-stage has come."""
 
     def __init__(self, local: LocalDAG, site: Site, fresh: bool = False, tight: Set[int] = frozenset()) -> None:
-        self.local = local
-        self.going = [
-            Holder(unit, self, site.spot(unit.devices), True, crowded=not tight.isdisjoint(unit.devices))
-            for unit in local.left
-        ]
+        self.local, self.site = local, site
+        self.going = [Holder(unit, self, True, crowded=not tight.isdisjoint(unit.devices)) for unit in local.left]
         """Units of the start that leave."""
-        self.holders = [Holder(unit, self, site.spot(unit.devices)) for unit in local.kept]
+        self.holders = [Holder(unit, self) for unit in local.kept]
         """All units, gone or not: those of the start, then those built."""
         self.holders += self.going
         self.old = {holder.unit.devices: holder for holder in self.holders}
@@ -81,7 +85,6 @@ class Part:
         """Groups without fixed sources that could start, a heap."""
         self.shy: list[Build] = []
         """Groups without fixed sources that have no room before units of the same model-stage leave."""
-        self._site = site
         self._coming: dict[int, float] = {}
         """Node → when a unit on it becomes free next."""
         self._old: Idle = {}
@@ -110,7 +113,7 @@ class Part:
         More than one when a unit has fewer devices than are to be built. Units that turn out to be `busy` go to
         `resting`, each with a device that keeps it so. What has to leave for the group is not read by it.
         """
-        node = self._site.spot(build.goals[0].devices).node
+        node = self.site.spot(build.goals[0].devices).node
         found: list[Holder] = []
         apart: list[Holder] = []
         wanted = len(build.acquires)
@@ -119,7 +122,7 @@ class Part:
             if holder.goes and not holder.offloaded and not build.acquires.keys().isdisjoint(devices):
                 apart.append(holder)
             elif busy & holder.spot.devices:
-                resting.append((self._site.first(devices, busy), holder))
+                resting.append((self.site.first(devices, busy), holder))
             else:
                 found.append(holder)
                 busy |= holder.spot.devices
@@ -162,17 +165,16 @@ class Part:
 
     def announce(self, build: Build, sources: tuple[Holder, ...], now: float, end: float) -> None:
         """What `build` reads and makes becomes free at `end`."""
-        if self._site.far > 1:
-            spots = [self._site.spot(goal.devices) for goal in build.goals]
-            spots.extend([holder.spot for holder in sources])
-            for spot in spots:
-                known = self._coming.get(spot.node, now)
-                self._coming[spot.node] = end if known <= now or end < known else known
+        spots = [self.site.spot(goal.devices) for goal in build.goals]
+        spots.extend([holder.spot for holder in sources])
+        for spot in spots:
+            known = self._coming.get(spot.node, now)
+            self._coming[spot.node] = end if known <= now or end < known else known
 
     def worth_waiting(self, build: Build, now: float) -> bool:
         """Whether a unit on the node of `build` that is in use now ends it sooner than one from elsewhere."""
-        node = self._site.spot(build.goals[0].devices).node
+        node = self.site.spot(build.goals[0].devices).node
         if any(node in idle for idle in self._idle):
             return False
         end = self._coming.get(node, 0.0)
-        return now < end and end + build.received_bytes < now + self._site.far * build.received_bytes
+        return now < end and end + build.received_bytes < now + self.site.far * build.received_bytes

@@ -17,8 +17,6 @@ class Leaving:
 
     def __init__(self, progress: Progress) -> None:
         self._run = progress
-        self._stored: dict[int, dict[int, int]] = {}
-        """id of a unit → bytes stored, by device."""
 
     @cached_property
     def _on(self) -> dict[int, list[Holder]]:
@@ -45,15 +43,13 @@ class Leaving:
         for holder in holders:
             if holder.goes and not holder.gone and not holder.pending:
                 part = holder.part
-                if part.spare and self._may_leave(part, holder, wanted):
+                if part.spare and (not (part.open or part.risky) or self._may_leave(part, holder, wanted)):
                     self.destroy(holder)
                     found = True
         return found
 
     def _may_leave(self, part: Part, holder: Holder, wanted: Build | None) -> bool:
-        """Whether no group could still read a unit, or it leaves for its memory."""
-        if not part.open and not part.risky:
-            return True
+        """Whether a unit that a group could still read leaves for its memory."""
         short = self._run.waiting.short
         if wanted is None and (not short or short.keys().isdisjoint(holder.unit.devices)):
             return False
@@ -124,12 +120,7 @@ class Leaving:
 
     def _bytes(self, holder: Holder) -> dict[int, int]:
         """Bytes that the unit stores, by device."""
-        found = self._stored.get(id(holder))
-        if found is None:
-            unit = holder.unit
-            stored = holder.part.local.pricing.stored(unit.layout)
-            found = self._stored[id(holder)] = dict(zip(unit.devices, stored, strict=True))
-        return found
+        return holder.part.local.pricing.stored_on(holder.unit)
 
     def drop(self, holder: Holder) -> None:
         """No group that has not started reads the unit any more, and it leaves."""
@@ -147,6 +138,8 @@ class Leaving:
         """Bytes that its Destroy frees by device: storage that goal units have taken over stays."""
         if holder.offloaded:
             return {}
+        if not holder.groups:
+            return self._bytes(holder)
         found = dict(self._bytes(holder))
         for build in holder.groups:
             if not drop or self._run.started(build):

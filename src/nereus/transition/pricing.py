@@ -42,6 +42,8 @@ class Pricing:
             self._held.update(zip(unit.devices, range(base, base + len(unit.devices)), strict=True))
         self._prices: dict[tuple[int, tuple[int | None, ...]], Price] = {}
         self._stored: dict[Layout, tuple[int, ...]] = {}
+        self._stored_on: dict[tuple[int, ...], dict[int, int]] = {}
+        """Devices of a unit of the start → what it stores on each."""
         self._goal = goal
 
     @cached_property
@@ -64,6 +66,13 @@ class Pricing:
         if layout not in self._stored:
             self._stored[layout] = tuple(self._sizes.stored(layout).tolist())
         return self._stored[layout]
+
+    def stored_on(self, unit: EMU) -> dict[int, int]:
+        """Bytes that a unit stores, by device; found once."""
+        found = self._stored_on.get(unit.devices)
+        if found is None:
+            found = self._stored_on[unit.devices] = dict(zip(unit.devices, self.stored(unit.layout), strict=True))
+        return found
 
     def unit_bytes(self, layout: Layout) -> int:
         """Bytes of the logical state in all positions of a unit, padding left out."""

@@ -42,6 +42,8 @@ class Run:
         parts = {local.model_stage: Part(local, site, rule.fresh, tight) for local in locals_}
         waiting = Waiting(parts, site, rule.longest_first)
         self.site = site
+        self._tight = bool(room.capacity)
+        """Whether memory could run short; where not, no group loses what it reads."""
         self.span_bytes = 0.0
         self.late = False
         """Whether it has been given up: its span would be no shorter than the limit."""
@@ -76,24 +78,25 @@ class Run:
 
     def walk(self) -> Stuck | None:
         """Everything, or as far as it goes, or until it is late."""
+        waiting, running = self._waiting, self._running
         for part in self._parts.values():
             self.leaving.dismiss(part.going)
         while True:
-            while self._waiting.some and not self.late:
-                for build in self._waiting.ready():
-                    self._try(build)
-                for part in self._waiting.hungry():
+            while (waiting.ready or waiting.hungry) and not self.late:
+                while waiting.ready:
+                    self._try(heappop(waiting.ready)[2])
+                for part in waiting.fed() if waiting.hungry else ():
                     self._serve(part)
             if self.late:
                 return None
-            if self._running and self._waiting.short and self.leaving.in_time():
+            if running and waiting.short and self.leaving.in_time():
                 continue
-            if self._running:
-                self._commit(*heappop(self._running))
-                while self._running and self._running[0][0] <= self.span_bytes:
-                    self._commit(*heappop(self._running))
+            if running:
+                self._commit(*heappop(running))
+                while running and running[0][0] <= self.span_bytes:
+                    self._commit(*heappop(running))
             elif not self.leaving.give_up_sources():
-                first = self._waiting.first()
+                first = waiting.first()
                 return None if first is None else Stuck(first, self.room.short(first))
 
     def hold_back(self, steps: Collection[Holder | Build]) -> list[Build]:
@@ -146,12 +149,12 @@ class Run:
         """T_sub of the model-stage that a group builds."""
         return self._waiting.part(build).local.sub
 
-    def destroy_names(self) -> dict[EMU, str]:
-        """Ids of the Destroys, by unit."""
+    def destroy_names(self) -> dict[int, str]:
+        """id of a unit that goes → that of its Destroy."""
         return {
-            unit: f"{ms}/destroy{index}"
-            for ms, part in self._parts.items()
-            for index, unit in enumerate(part.local.left)
+            id(holder): f"{name}{index}"
+            for name, part in [(f"{ms}/destroy", part) for ms, part in self._parts.items()]
+            for index, holder in enumerate(part.going)
         }
 
     def _serve(self, part: Part) -> None:
@@ -217,7 +220,7 @@ class Run:
 
     def _can_start(self, build: Build, used: int, sources: Sequence[Holder] = ()) -> bool:
         """Whether memory and the devices `used` are free; if not, the group is left with what it waits for."""
-        short = self.room.short(build)
+        short = self.room.short(build) if self._tight else {}
         if short and self.leaving.dismiss([h for device in short for h in self.leaving.on(device)], build):
             short = self.room.short(build)
         if short:
@@ -228,10 +231,11 @@ class Run:
             else:
                 self._waiting.lack(build, device)
             return False
-        if self._so_far.busy & used:
+        busy = self._so_far.busy & used
+        if busy:
             read = {device for holder in sources for device in holder.unit.devices}
             devices: Iterable[int] = build.acquires.keys() | read if read else build.acquires
-            self._waiting.rest(build, self.site.first(devices, self._so_far.busy))
+            self._waiting.rest(build, self.site.first(devices, busy))
             return False
         return True
 
@@ -266,14 +270,16 @@ class Run:
         if step is None:
             step = steps[id(build)] = Step(build)
         step.sources = sources
-        self.room.acquire(step, steps)
+        if self._tight:
+            self.room.acquire(step, steps)
         self._so_far.order.append(step)
         self._so_far.busy |= used
         end = self.span_bytes + duration(build, sources, self.site)
         self.late |= end >= self._limit_bytes
-        part.announce(build, sources, self.span_bytes, end)
+        if self.site.far > 1 and (part.open or self._tight):
+            part.announce(build, sources, self.span_bytes, end)
         heappush(self._running, (end, build.index, used, build))
-        if id(build) in part.risky:
+        if part.risky and id(build) in part.risky:
             part.risky.remove(id(build))
             if not part.open and not part.risky:
                 self.leaving.dismiss(part.going)
@@ -282,17 +288,19 @@ class Run:
         """The goal units are whole; sources are free again; what nobody needs any more leaves."""
         self.span_bytes = end
         part, sources = self._waiting.part(build), self._so_far.steps[id(build)].sources
-        made = [Holder(goal, part, self.site.spot(goal.devices), maker=build) for goal in build.goals]
-        part.holders += made
-        part.alive += len(made)
+        part.alive += len(build.goals)
         first, part.settled = not part.settled, True
         self._so_far.busy &= ~used
         for holder in sources:
             holder.pending -= 1
-        part.free((*sources, *made))
+        if part.open or self._tight:  # else nobody will read it
+            made = [Holder(goal, part, maker=build) for goal in build.goals]
+            part.holders += made
+            part.free((*sources, *made))
         self._waiting.free(used, build)
         self.leaving.dismiss(part.going if first else sources)
-        self._waiting.serve(part)
+        if part.queue or part.shy:
+            self._waiting.serve(part)
 
 
 def _bits(build: Build, site: Site) -> int:

@@ -186,16 +186,16 @@ def _dag(start: EMUSet, goal: EMUSet, run: Run, bound: int) -> TransitionDAG:
 
 
 def _primitives(
-    step: Step, run: Run, names: Mapping[EMU, str], staged: Collection[EMU]
+    step: Step, run: Run, names: Mapping[int, str], staged: Collection[EMU]
 ) -> tuple[tuple[Primitive, ...], tuple[Edge, ...]]:
     if step.build is not None:
         return primitives(step.build, run.sub(step.build), staged)
     assert step.holder is not None
-    unit = step.holder.unit
+    unit, name = step.holder.unit, names[id(step.holder)]
     if step.offload:
-        name = names[unit].replace("/destroy", "/offload")
+        name = name.replace("/destroy", "/offload")
         return (Offload(name, (unit,), (), name, releases=step.releases, hosts=step.releases),), ()
-    return (Destroy(names[unit], (unit,), (), names[unit], releases=step.releases),), ()
+    return (Destroy(name, (unit,), (), name, releases=step.releases),), ()
 
 
 def _waits(

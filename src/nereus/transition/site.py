@@ -55,16 +55,24 @@ class Site:
 
     def first(self, devices: Iterable[int], among: int) -> int:
         """The first of some devices that has its bit in `among`."""
-        return next(device for device in devices if among & self.bits[device])
+        bits = self.bits
+        for device in devices:
+            if among & bits[device]:
+                return device
+        raise ValueError(f"none of {list(devices)} has its bit in {among:#x}")
 
     def _found(self, devices: tuple[int, ...]) -> Spot:
-        held = nodes = 0
         bits, node_bits = self.bits, self._node_bits
+        held = nodes = 0
         for device in devices:
-            held |= bits.setdefault(device, 1 << len(bits))
+            if device not in bits:
+                bits[device] = 1 << len(bits)
+            held |= bits[device]
         at = [node_at(device, self.node_of) for device in devices] if self.node_of else [-1]
-        for node in dict.fromkeys(at):
-            nodes |= node_bits.setdefault(node, 1 << len(node_bits))
+        for node in set(at):
+            if node not in node_bits:
+                node_bits[node] = 1 << len(node_bits)
+            nodes |= node_bits[node]
         return Spot(held, nodes, at[0])
 
     def nodes(self, units: Iterable[EMU]) -> set[int]:

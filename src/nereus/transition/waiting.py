@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import heappop, heappush
+from collections.abc import Iterable, Mapping
+from heapq import heappush
 
 from nereus.core import ModelStage
 from nereus.transition.decompose import Build
@@ -17,9 +17,10 @@ class Waiting:
 
     def __init__(self, parts: Mapping[ModelStage, Part], site: Site, longest_first: bool) -> None:
         self._parts, self._site, self._longest_first = parts, site, longest_first
-        self._ready: list[tuple[int, int, Build]] = []
-        self._hungry: dict[int, Part] = {}
-        """Model-stages whose groups may find units to read."""
+        self.ready: list[tuple[int, int, Build]] = []
+        """Groups that may start as far as is known and know what they read, a heap."""
+        self.hungry: dict[int, Part] = {}
+        """Model-stages whose groups may find units to read, by id."""
         self._resting: dict[int, list[Build | Holder]] = defaultdict(list)
         """Device → what waits until it is free."""
         self._rested = 0
@@ -44,7 +45,7 @@ class Waiting:
     def queue(self, build: Build) -> None:
         """It could start."""
         if build.sources:
-            heappush(self._ready, self.entry(build))
+            heappush(self.ready, self.entry(build))
         else:
             part = self._part_of[build.index]
             heappush(part.queue, self.entry(build))
@@ -52,16 +53,11 @@ class Waiting:
 
     def serve(self, part: Part) -> None:
         """Groups of the model-stage may find units to read."""
-        self._hungry[id(part)] = part
+        self.hungry[id(part)] = part
 
-    def ready(self) -> Iterator[Build]:
-        """Groups that may start as far as is known and know what they read."""
-        while self._ready:
-            yield heappop(self._ready)[2]
-
-    def hungry(self) -> list[Part]:
-        """Model-stages to look at, in their order, each once."""
-        found, self._hungry = self._hungry, {}
+    def fed(self) -> list[Part]:
+        """The hungry, in the order of their model-stages, hungry no longer."""
+        found, self.hungry = self.hungry, {}
         if len(found) == 1:
             return list(found.values())
         return [part for part in self._parts.values() if id(part) in found]
@@ -74,11 +70,6 @@ class Waiting:
     def lack(self, build: Build, device: int) -> None:
         """Leave it until the device has more memory."""
         self.short.setdefault(device, []).append(build)
-
-    @property
-    def some(self) -> bool:
-        """Whether there is anything to look at."""
-        return bool(self._ready or self._hungry)
 
     def queued(self) -> list[Build]:
         """All groups that could start, model-stage by model-stage; those that know what they read before."""
@@ -97,7 +88,7 @@ class Waiting:
         return waiting[0] if waiting else None
 
     def _queues(self) -> list[list[tuple[int, int, Build]]]:
-        return [self._ready, *(part.queue for part in self._parts.values())]
+        return [self.ready, *(part.queue for part in self._parts.values())]
 
     def free(self, bits: int, build: Build) -> None:
         """The devices of `bits`, of a group and what it has read, are free: what has waited may be read, or start."""
