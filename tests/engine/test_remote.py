@@ -53,7 +53,7 @@ def filled(unit: EMU, device: int, value: float | None = None) -> Position:
 
 
 def remote(position: Position, device: int) -> Remote:
-    addresses = position.addresses
+    addresses = position.addresses(position.held, KINDS)
     assert addresses is not None
     process = attach.find(attach.card())
     assert process is not None
@@ -104,8 +104,9 @@ def test_a_source_that_has_ended_is_named() -> None:
     os.waitpid(pid, 0)
     position = filled(WHOLE, 0)
     gone = attach.Process(pid, 0, bytes(16))
-    assert position.addresses is not None
-    other = Remote(SCHEMA, WHOLE, 0, gone, position.addresses)
+    addresses = position.addresses(position.held, KINDS)
+    assert addresses is not None
+    other = Remote(SCHEMA, WHOLE, 0, gone, addresses)
     mover = Mover(1, TENSORS, KINDS, None, Ledger(1))
     with pytest.raises(TransportError, match=rf"reading from device 0 failed: memory of process {pid}"):
         mover.run(moves(0, 1), lambda _: position, lambda _: filled(HALF, 1), remotes={0: other})
@@ -113,14 +114,21 @@ def test_a_source_that_has_ended_is_named() -> None:
 
 def test_tensors_that_do_not_lie_as_their_shards_say_are_not_shown() -> None:
     position = filled(WHOLE, 0)
-    found = position.addresses
+    found = position.addresses(position.held, KINDS)
     assert found is not None
     assert found.dtype == np.int64
     assert found.tolist() == [tensor.data_ptr() for tensor in position.tensors.values()]
     plain = position.tensors["columns", Kind.PARAM]
     for other in (plain.t().contiguous().t(), plain.float(), plain[:, :20].contiguous(), plain.to("meta")):
         changed = dataclasses.replace(position, tensors={**position.tensors, ("columns", Kind.PARAM): other})
-        assert changed.addresses is None
+        assert changed.addresses(position.held, KINDS) is None
+    half = filled(HALF, 1)
+    assert position.addresses(half.held, KINDS) is None, "of another unit than was thought"
+    assert position.addresses(position.held, {**KINDS, Kind.MASTER: "fp32"}) is None
+    assert position.addresses(position.held, {Kind.PARAM: "fp32"}) is None
+    backwards = position.addresses(position.held, dict(reversed(KINDS.items())))
+    assert backwards is not None
+    assert backwards.reshape(-1, 2)[:, ::-1].ravel().tolist() == found.tolist()
 
 
 def test_tiny_pieces_are_those_of_columns() -> None:

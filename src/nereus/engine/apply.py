@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from nereus.engine.connection import Message
 from nereus.engine.digest import hashes
 from nereus.engine.groups import Group
 from nereus.engine.mover import Mover, most_peers
-from nereus.engine.positions import Position
+from nereus.engine.positions import Position, shards
 from nereus.engine.reading import MOST_PIECES
 from nereus.engine.remote import Remote, tiny_pieces_of
 from nereus.engine.side_stream import beside
@@ -143,10 +143,12 @@ class Transition:
         pairs = pair_bytes(dag, schemas)
         running = self._running = _Running(dag, schemas, fields["logical"], fields["timeout_s"], flows, pairs)
         running.processes = self._near(running, fields["cards"])
-        places = {ms: self._worker.positions[ms].addresses for ms in schemas if ms in self._worker.positions}
-        known = {str(ms): found for ms, found in places.items() if found is not None}
-        shown = len(known) == len(places)
-        return Message("transition.begin", {"reads": frozenset(running.processes), "shown": shown}, known)
+        places: dict[str, NDArray[np.int64]] = {}
+        units = [unit for unit in dag.start.on(device) if unit.model_stage in schemas]
+        for unit in units:
+            places |= self._placed(str(unit.model_stage), self._find(unit))
+        shown = len(places) == len(units)
+        return Message("transition.begin", {"reads": frozenset(running.processes), "shown": shown}, places)
 
     def _known(self, model_stage: ModelStage, told: StateSchema) -> StateSchema:
         """The object of the last transition where it says the same: routes are remembered by a schema's identity."""
@@ -219,8 +221,9 @@ class Transition:
         except TransportError as error:
             raise TransportError(f"device {device}, {primitive.id}: {error}") from None
         fields = {"received_bytes": traffic.received_bytes, "seconds": time.perf_counter() - started_s}
-        made = [self._target(primitive.group, goals)] if any(device in goal.devices for goal in goals) else []
-        return Message("transition.apply", fields, _placed(made))
+        builds = any(device in goal.devices for goal in goals)
+        places = self._placed("places", self._target(primitive.group, goals)) if builds else {}
+        return Message("transition.apply", fields, places)
 
     def _prepare(self, mover: Mover, primitive: Primitive, goal: EMU, old: EMU | None) -> None:
         running, device = self._context(), self._worker.device
@@ -236,9 +239,17 @@ class Transition:
 
     def _offload(self, message: Message) -> Message:
         """Move positions to host memory; they are read from there until their Destroy."""
-        units = [unit for unit in message.fields["units"] if self._worker.device in unit.devices]
-        taken = sum(self._worker.positions.offload(unit) for unit in units)
-        return Message("transition.offload", {"host_bytes": taken}, _placed(map(self._find, units)))
+        taken, places = 0, dict[str, NDArray[np.int64]]()
+        for unit in message.fields["units"]:
+            taken += self._worker.positions.offload(unit)
+            places = self._placed("places", self._find(unit))
+        return Message("transition.offload", {"host_bytes": taken}, places)
+
+    def _placed(self, name: str, position: Position) -> dict[str, NDArray[np.int64]]:
+        """Where a position lies, under a name; nothing where others could not find its parts."""
+        schema = self._context().schemas[position.unit.model_stage]
+        found = position.addresses(shards(schema, position.unit, self._worker.device), schema.dtypes)
+        return {} if found is None else {name: found}
 
     def _find(self, unit: EMU | None) -> Position:
         position = None if unit is None else self._worker.positions.find(unit)
@@ -289,11 +300,6 @@ def as_before(before: StateSchema | None, told: StateSchema) -> StateSchema:
     if before is None or before != told or tuple(before.dtypes) != tuple(told.dtypes):
         return told
     return before
-
-
-def _placed(positions: Iterable[Position]) -> dict[str, NDArray[np.int64]]:
-    """Where the one position lies that was made or moved, if there is one that others can read."""
-    return {"places": found for position in positions if (found := position.addresses) is not None}  # noqa: B035
 
 
 def _first_bytes(transport: Torch, targets: Collection[int], sources: Collection[int]) -> None:

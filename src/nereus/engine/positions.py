@@ -59,16 +59,17 @@ class Position:
     held: Mapping[str, Shard] = field(default_factory=dict)
     """Tensor → which range of it they store."""
 
-    @property
-    def addresses(self) -> NDArray[np.int64] | None:
-        """Where each tensor lies in this process's memory: of each that is held, its kinds in order.
+    def addresses(self, held: Mapping[str, Shard], dtypes: Mapping[Kind, str]) -> NDArray[np.int64] | None:
+        """Where each tensor lies in this process's memory: of each of `held`, its kinds in order.
 
-        None where one is not laid out there as its shard says, so that others cannot find its parts.
+        None where one is not laid out there as others will think, who know `held` and `dtypes` alone.
         """
         found = []
-        for name, shard in self.held.items():
-            for kind, dtype in self.schema.dtypes.items():
-                tensor = self.tensors[name, kind]
+        for name, shard in held.items():
+            for kind, dtype in dtypes.items():
+                tensor = self.tensors.get((name, kind))
+                if tensor is None or self.held.get(name) != shard:
+                    return None
                 plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
                 alike = tensor.dtype == TORCH_DTYPES[dtype] and tuple(tensor.shape) == tuple(shard.shape)
                 if tensor.device.type != "cpu" or not (plain and alike):
