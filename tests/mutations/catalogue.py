@@ -95,9 +95,9 @@ TRANSITIONS = (
     Mutation(
         "send the next tp rank's shard",
         "transition/flows.py",
-        "owned, needs = members.regions(job.sources), members.regions(job.targets)",
-        "owned, needs = {unit.devices[unit.devices.index(device) - 1]: region for unit in job.sources "
-        "for device, region in members.regions([unit]).items()}, members.regions(job.targets)",
+        "positions = _positions(job.sources, known.source_base)",
+        "positions = {unit.devices[unit.devices.index(device) - 1]: position for unit in job.sources "
+        "for device, position in _positions([unit], known.source_base).items()}",
         SHARDS,
     ),
     Mutation(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 from nereus.core.emu import EMU, EMUSet
@@ -235,10 +235,11 @@ class Lot:
 
     def everywhere(self, sizes: Mapping[int, int]) -> dict[int, int]:
         """Device of any copy → what `sizes` says of the one in its place in the first."""
+        known = [device in sizes for device in self.copies[0]]
+        values = [sizes[device] for device in compress(self.copies[0], known)]
         found: dict[int, int] = {}
-        for own, *others in zip(*self.copies, strict=True):
-            if own in sizes:
-                found.update(dict.fromkeys((own, *others), sizes[own]))
+        for copy in self.copies:
+            found.update(zip(compress(copy, known), values, strict=True))
         return found
 
     def named(self, primitive: str) -> str:

@@ -28,12 +28,13 @@ def bucket_bytes(tensors: Iterable[TensorSpec], dtypes: Mapping[Kind, str], shar
 
 def staging_bytes(traffic: Mapping[tuple[int, int], int], bucket: int) -> Counter[int]:
     """Device → the most that its two buffers take, of (source, target) → bytes that one primitive sends."""
-    sides: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    sent: dict[int, int] = {}
+    received: dict[int, int] = {}
     for (source, target), size in traffic.items():
         padded = size + size // 1024 + ALIGNMENT
-        sides[0][source] += padded
-        sides[1][target] += padded
-    most: Counter[int] = Counter()
-    for side in sides:
-        most.update({device: min(size, bucket) for device, size in side.items()})
+        sent[source] = sent.get(source, 0) + padded
+        received[target] = received.get(target, 0) + padded
+    most = Counter({device: min(size, bucket) for device, size in sent.items()})
+    for device, size in received.items():
+        most[device] += min(size, bucket)
     return most

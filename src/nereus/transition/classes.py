@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from math import gcd
-from operator import attrgetter
 
 from nereus.core import EMU, Layout, StateSchema, TensorSpec
-from nereus.transition.profile import KNOWN_LAYOUTS, PerSchema, Recent, end_ranks, profile_of
-
-_layout = attrgetter("layout")
+from nereus.transition.profile import Profile, end_ranks, profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,74 +36,48 @@ class TensorClass:
         """The first tensor, which stands for all."""
         return self.tensors[0]
 
-    def regions(self, units: Iterable[EMU]) -> dict[int, tuple[int, int]]:
-        """Device → non-empty interval of the cut dim, in steps, that it owns in its unit."""
-        found: dict[int, tuple[int, int]] = {}
-        for layout, alike in groupby(units, _layout):
-            tp, shards = layout.tp, self.intervals[layout.tp]
-            ranges = [slice(rank * tp, (rank + 1) * tp) for rank in self.holders[layout]]
-            for unit in alike:
-                for held in ranges:
-                    found.update(zip(unit.devices[held], shards, strict=True))
-        return {device: region for device, region in found.items() if region[0] < region[1]}
-
 
 Family = tuple[TensorClass, ...]
 """Classes whose regions are the same, counted in steps: what is found for the first holds for all."""
 
 
-class _Classes:
-    """The classes of one schema, found once for each set of layouts."""
-
-    def __init__(self, schema: StateSchema) -> None:
-        self._profile = profile_of(schema)
-        self._found = Recent[tuple[Layout, ...], tuple[Family, ...]](KNOWN_LAYOUTS)
-
-    def of(self, layouts: tuple[Layout, ...]) -> tuple[Family, ...]:
-        """The classes for distinct layouts."""
-        return self._found.get(layouts, lambda: self._families(layouts))
-
-    def _families(self, layouts: tuple[Layout, ...]) -> tuple[Family, ...]:
-        families: dict[object, list[TensorClass]] = {}
-        for each in self._make(layouts):
-            families.setdefault((*each.intervals.values(), *each.holders.values()), []).append(each)
-        return tuple(map(tuple, families.values()))
-
-    def _make(self, layouts: tuple[Layout, ...]) -> Iterator[TensorClass]:
-        profile = self._profile
-        ranks = [profile.ranks(layout).tolist() for layout in layouts]
-        runs = list(zip(*ranks, strict=True)) if ranks else [()] * len(profile.type_of)
-        """Layer → the pp rank that holds it in each layout."""
-        for kind, tensors in enumerate(profile.tensors):
-            cut = (int(profile.row_elements[kind]), *self._intervals(kind, {layout.tp for layout in layouts}))
-            if tensors[0].layer is None:
-                held = {layout: end_ranks(tensors[0].where, layout.pp) for layout in layouts}
-                yield TensorClass(tensors, *cut, held)
-                continue
-            alike: dict[tuple[int, ...], list[TensorSpec]] = {}
-            for tensor in tensors:
-                alike.setdefault(runs[tensor.layer or 0], []).append(tensor)
-            for run, members in alike.items():
-                held = {layout: (rank,) for layout, rank in zip(layouts, run, strict=True)}
-                yield TensorClass(tuple(members), *cut, held)
-
-    def _intervals(self, kind: int, degrees: Iterable[int]) -> tuple[int, dict[int, tuple[tuple[int, int], ...]]]:
-        """Indices of a step, and TP degree → intervals in steps."""
-        bounds = {}
-        for tp in sorted(degrees):
-            shards = self._profile.shards(tp)
-            bounds[tp] = list(zip(shards.start[kind].tolist(), shards.stop[kind].tolist(), strict=True))
-        step = gcd(*(mark for intervals in bounds.values() for interval in intervals for mark in interval)) or 1
-        scaled = {tp: tuple((low // step, high // step) for low, high in found) for tp, found in bounds.items()}
-        return step, scaled
-
-
-_classes_of = PerSchema(_Classes)
-
-
 def classes(schema: StateSchema, layouts: Collection[Layout]) -> tuple[Family, ...]:
     """The tensors of `schema` grouped by what `layouts` make of them."""
-    return _classes_of(schema).of(tuple(dict.fromkeys(layouts)))
+    families: dict[object, list[TensorClass]] = {}
+    for each in _classes(profile_of(schema), tuple(dict.fromkeys(layouts))):
+        families.setdefault((*each.intervals.values(), *each.holders.values()), []).append(each)
+    return tuple(map(tuple, families.values()))
+
+
+def _classes(profile: Profile, layouts: tuple[Layout, ...]) -> Iterator[TensorClass]:
+    ranks = [profile.ranks(layout).tolist() for layout in layouts]
+    runs = list(zip(*ranks, strict=True)) if ranks else [()] * len(profile.type_of)
+    """Layer → the pp rank that holds it in each layout."""
+    for kind, tensors in enumerate(profile.tensors):
+        cut = (int(profile.row_elements[kind]), *_intervals(profile, kind, {layout.tp for layout in layouts}))
+        if tensors[0].layer is None:
+            held = {layout: end_ranks(tensors[0].where, layout.pp) for layout in layouts}
+            yield TensorClass(tensors, *cut, held)
+            continue
+        alike: dict[tuple[int, ...], list[TensorSpec]] = {}
+        for tensor in tensors:
+            alike.setdefault(runs[tensor.layer or 0], []).append(tensor)
+        for run, members in alike.items():
+            held = {layout: (rank,) for layout, rank in zip(layouts, run, strict=True)}
+            yield TensorClass(tuple(members), *cut, held)
+
+
+def _intervals(
+    profile: Profile, kind: int, degrees: Iterable[int]
+) -> tuple[int, dict[int, tuple[tuple[int, int], ...]]]:
+    """Indices of a step, and TP degree → intervals in steps."""
+    bounds = {}
+    for tp in sorted(degrees):
+        shards = profile.shards(tp)
+        bounds[tp] = list(zip(shards.start[kind].tolist(), shards.stop[kind].tolist(), strict=True))
+    step = gcd(*(mark for intervals in bounds.values() for interval in intervals for mark in interval)) or 1
+    scaled = {tp: tuple((low // step, high // step) for low, high in found) for tp, found in bounds.items()}
+    return step, scaled
 
 
 def layouts_of(units: Iterable[EMU]) -> tuple[Layout, ...]:

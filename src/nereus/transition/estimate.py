@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nereus.core import Calibration, Cluster, Lot, ModelStage, StateSchema, TransitionDAG, TransitionEstimate
 from nereus.transition.fit import peak_bytes
-from nereus.transition.minimum import composed_bytes, minimum_bytes
+from nereus.transition.minimum import minimum_and_composed_bytes
 from nereus.transition.timeline import Loads, critical_path, timeline, with_groups
 
 
@@ -30,19 +30,19 @@ def estimate(
         if end_s > ideal_s:
             path = critical_path(spans)
             ideal_s, critical = end_s, tuple(map(lot.named, path)) if dag.lots else path
-        for load in loads.of.values():
-            links["intra"] += len(lot.copies) * load.intra_bytes
-            links["inter"] += len(lot.copies) * load.inter_bytes
+        links["intra"] += len(lot.copies) * sum([load.intra_bytes for load in loads.of.values()])
+        links["inter"] += len(lot.copies) * sum([load.inter_bytes for load in loads.of.values()])
         buffers |= lot.everywhere(loads.staging_bytes)
     seconds = 0.0 if dag.idle else calibration.transition_overhead_s + calibration.transition_scale * ideal_s
     changed = [ms for ms in dag.start.model_stages if dag.start.blocks(ms) != dag.goal.blocks(ms)]
+    ends = [minimum_and_composed_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed]
     return TransitionEstimate(
         seconds=seconds,
         peak_bytes=peak_bytes(dag, schemas, with_groups(buffers, cluster)),
         link_bytes=dict(links),
         moved_bytes=links.total(),
-        minimum_bytes=sum(minimum_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed),
-        composed_bytes=sum(composed_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed),
+        minimum_bytes=sum(least for least, _ in ends),
+        composed_bytes=sum(composed for _, composed in ends),
         critical_path=critical,
     )
 

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from nereus.core import EMU, StateSchema
 from nereus.transition.flows import Flow, Job, dealt, moved
-from nereus.transition.nodes import node_at
+from nereus.transition.nodes import nodes_at
 from nereus.transition.profile import PerSchema
 
 MOST_POSITIONS = 1 << 16
@@ -91,7 +91,7 @@ class Exchanges:
         units = (*sources, *targets)
         flat = [device for unit in units for device in unit.devices]
         devices = tuple(sorted(set(flat)))
-        places = tuple(map(dict(zip(devices, range(len(devices)), strict=True)).__getitem__, flat))
+        places = tuple(map(dict(zip(devices, count(), strict=False)).__getitem__, flat))
         nodes = numbered(devices, node_of) if node_of else None
         key = (len(sources), *(unit.layout for unit in units), places, nodes, lacking)
         pattern = self._known.get(key)
@@ -112,8 +112,8 @@ exchanges_of = PerSchema(Exchanges)
 
 def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, ...]:
     """The node of each device, nodes numbered as they appear; a device without one is alone on its own."""
-    nodes = [node_at(device, node_of) for device in devices]
-    number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
+    nodes = nodes_at(devices, node_of)
+    number = dict(zip(dict.fromkeys(nodes), count(), strict=False))
     return tuple(map(number.__getitem__, nodes))
 
 

@@ -6,17 +6,15 @@ order of the devices alone, so it is the same on every rank, and for jobs that a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from nereus.core import EMU, StateSchema, TensorSpec, TransitionError
-from nereus.transition.classes import Family, TensorClass, classes, layouts_of
+from nereus.core import EMU, Layout, StateSchema, TensorSpec, TransitionError
+from nereus.transition.classes import Family, TensorClass, layouts_of
+from nereus.transition.lacks import Part, lacks_of
 from nereus.transition.ribbons import Cut, Ribbon, Segment, cuts, segments
-
-NOTHING = (0, 0)
-"""The region of a device that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +90,16 @@ def ranges_of(
 ) -> tuple[list[Range], list[Flow]]:
     """What the targets of a job lack, each range with who holds it and who wants it; and copies of devices from
     themselves, unless `lacking`."""
+    found = _lacked(schema, job, node_of, summed=False)
     ranges: list[Range] = []
     copies: list[Flow] = []
-    for family, wanted, own in _families(schema, job, node_of):
+    for index, family in enumerate(found.families):
         for members in family:
             tensors, step, row_elements = members.tensors, members.step, members.row_elements
             if not lacking:
+                own = found.own.get(index, ())
                 copies.extend(Flow(tensors, row_elements, low * step, high * step, at, at) for low, high, at in own)
-            for low, high, owners, targets in wanted:
+            for low, high, owners, targets in found.wanted.get(index, ()):
                 ribbon = Ribbon(owners, targets, len(tensors), (high - low) * step, row_elements)
                 ranges.append(Range(members, low * step, ribbon))
     return ranges, copies
@@ -110,112 +110,119 @@ def moved(
 ) -> dict[tuple[int, int], int]:
     """(source, target) → elements of one kind: the sums of the flows of `dealt`, found without them.
 
-    What has one owner leaves no choice, so all its classes are counted at once; only the rest is cut.
+    What has one owner leaves no choice, so all of it is counted at once; only the rest is cut.
     """
-    total: dict[tuple[int, int], int] = defaultdict(int)
-    loads: dict[int, float] = defaultdict(float)
-    shared: list[Ribbon] = []
-    for family, wanted, own in _families(schema, job, node_of):
-        step_elements = sum(members.step_elements for members in family)
-        for low, high, at in () if lacking else own:
-            total[at, at] += (high - low) * step_elements
-        for low, high, (owner, *others), targets in wanted:
-            if not others:
-                elements = (high - low) * step_elements
-                loads[owner] += elements * len(targets)
-                for target in targets:
-                    total[owner, target] += elements
-        many = [each for each in wanted if len(each[2]) > 1]
-        for members in family if many else ():
-            count, step, row_elements = len(members.tensors), members.step, members.row_elements
-            shared.extend(
-                Ribbon(owners, to, count, (high - low) * step, row_elements) for low, high, owners, to in many
-            )
+    found = _lacked(schema, job, node_of, summed=True)
+    total, loads = found.alone, defaultdict[int, float](float)
+    for (owner, _), elements in total.items():
+        loads[owner] += elements
+    shared = [
+        Ribbon(owners, targets, len(members.tensors), (high - low) * members.step, members.row_elements)
+        for index, wanted in sorted(found.wanted.items())
+        for members in found.families[index]
+        for low, high, owners, targets in wanted
+    ]
     for index, owner, begin, end in cuts(shared, loads):
         for target, elements in shared[index].parts(begin, end):
             total[owner, target] += elements
+    for index, own in () if lacking else found.own.items():
+        step_elements = sum(members.step_elements for members in found.families[index])
+        for low, high, at in own:
+            total[at, at] += (high - low) * step_elements
     return dict(total)
 
 
-Wanted = list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
-"""(start, stop, owners, devices that lack it), in steps."""
-Own = list[tuple[int, int, int]]
-"""(start, stop, device): what a target can copy from itself, in steps."""
+@dataclass(frozen=True, slots=True)
+class _Lacked:
+    """What the targets of a job lack and have, by the index of a family, in steps of it."""
+
+    families: Sequence[Family]
+    alone: dict[tuple[int, int], int]
+    """(owner, device that lacks it) → elements of what is only summed."""
+    wanted: Mapping[int, Sequence[tuple[int, int, tuple[int, ...], tuple[int, ...]]]]
+    """(start, stop, owners that are asked, devices that lack it), in the order of the first of these devices."""
+    own: Mapping[int, Sequence[tuple[int, int, int]]]
+    """(start, stop, device): what a device can copy from itself."""
 
 
-def _families(schema: StateSchema, job: Job, node_of: Mapping[int, int] | None) -> Iterator[tuple[Family, Wanted, Own]]:
-    """Each family of classes, and what the targets lack and have of it."""
-    for family in classes(schema, layouts_of((*job.sources, *job.targets))):
-        yield family, *_collect(job, family[0], node_of)
-
-
-def _collect(job: Job, members: TensorClass, node_of: Mapping[int, int] | None) -> tuple[Wanted, Own]:
-    """What targets lack of a class, and what they can copy from themselves."""
-    owned, needs = members.regions(job.sources), members.regions(job.targets)
-    pieces = _Pieces(owned, node_of)
-    alike: dict[object, tuple[Sequence[list[int]], Sequence[tuple[int, int]]]] = {}
-    """(what a device needs, what it has, its node) → where it is entered, and the ranges that it copies."""
-    wanted: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
-    own: Own = []
-    for device, need in sorted(needs.items()):
-        held, node = owned.get(device, NOTHING), node_of.get(device) if node_of else None
-        found = alike.get((need, held, node))
+def _lacked(schema: StateSchema, job: Job, node_of: Mapping[int, int] | None, summed: bool) -> _Lacked:
+    """What the targets of a job lack and have. If `summed`, of what has one owner nothing but the sums."""
+    known = lacks_of(schema).of(layouts_of(job.sources), layouts_of(job.targets))
+    positions = _positions(job.sources, known.source_base)
+    owners = _Owners(positions, node_of)
+    alone: dict[tuple[int, int], int] = defaultdict(int)
+    wanted: dict[tuple[Part, tuple[int, ...]], list[int]] = {}
+    own: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    alike: dict[object, tuple[Sequence[tuple[int, int]], Sequence[list[int]], Sequence[Part]]] = {}
+    """(position, position in the sources, node) → elements by owner, where it is entered, and what it copies."""
+    for device, position in sorted(_positions(job.targets, known.target_base).items()):
+        key = position, positions.get(device, -1), node_of.get(device) if node_of else None
+        found = alike.get(key)
         if found is None:
-            lacked, copied = pieces.lacked(need, held, node)
-            if lacked is None:
-                raise _missing(members, *copied[0], job)
-            found = alike[need, held, node] = [wanted.setdefault(each, []) for each in lacked], copied
-        for targets in found[0]:
+            lacks, copied = known.of(*key[:2])
+            asked = [(owners.of(lack.positions, key[2]), lack) for lack in lacks]
+            for who, lack in asked:
+                if not who:
+                    raise _missing(known.families, lack.parts[0], job)
+            sums = [(who[0], lack.elements) for who, lack in asked if summed and len(who) == 1]
+            rest = [(who, part) for who, lack in asked if not summed or len(who) > 1 for part in lack.parts]
+            found = alike[key] = sums, [wanted.setdefault((part, who), []) for who, part in rest], copied
+        for owner, elements in found[0]:
+            alone[owner, device] += elements
+        for targets in found[1]:
             targets.append(device)
-        own.extend([(low, high, device) for low, high in found[1]])
-    return [(*each, tuple(targets)) for each, targets in wanted.items()], own
+        for family, start, stop in found[2]:
+            own[family].append((start, stop, device))
+    return _Lacked(known.families, alone, _in_order(wanted), own)
 
 
-class _Pieces:
-    """The ranges between all marks where the region of an owner starts or stops, and the owners of each."""
+def _positions(units: Sequence[EMU], base: Mapping[Layout, int]) -> dict[int, int]:
+    """Device → the number of its position; of two, the later."""
+    found: dict[int, int] = {}
+    for unit in units:
+        found.update(zip(unit.devices, count(base[unit.layout]), strict=False))
+    return found
 
-    def __init__(self, owned: Mapping[int, tuple[int, int]], node_of: Mapping[int, int] | None) -> None:
-        self._marks = marks = sorted({mark for region in set(owned.values()) for mark in region})
+
+def _in_order(
+    wanted: Mapping[tuple[Part, tuple[int, ...]], list[int]],
+) -> dict[int, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]]:
+    """By family, the ranges in the order of the first device that lacks each."""
+    found: dict[int, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
+    for ((family, start, stop), owners), targets in wanted.items():
+        found[family].append((start, stop, owners, tuple(targets)))
+    for ranges in found.values():
+        ranges.sort(key=lambda each: (each[3][0], each[0]))
+    return found
+
+
+class _Owners:
+    """The devices at positions of the sources."""
+
+    def __init__(self, positions: Mapping[int, int], node_of: Mapping[int, int] | None) -> None:
         self._node_of = node_of or {}
-        place = {mark: index for index, mark in enumerate(marks)}
-        self._owners: list[list[int]] = [[] for _ in marks]
-        for device, (start, stop) in sorted(owned.items()):
-            for piece in range(place[start], place[stop]):
-                self._owners[piece].append(device)
-        self._near: dict[tuple[int, int | None], tuple[int, ...]] = {}
-        """(piece, node of who lacks it) → its owners that are asked."""
+        self._at: dict[int, list[int]] = defaultdict(list)
+        for device, position in sorted(positions.items()):
+            self._at[position].append(device)
+        self._known: dict[tuple[int, ...], tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]] = {}
+        """Positions → all devices there, and those on each node."""
 
-    def lacked(
-        self, need: tuple[int, int], held: tuple[int, int], node: int | None
-    ) -> tuple[list[tuple[int, int, tuple[int, ...]]] | None, list[tuple[int, int]]]:
-        """(start, stop, owners that are asked) of what is not held of a need, and (start, stop) of what is.
-
-        Of something that nobody has: None, and that alone.
-        """
-        (start, stop), marks = need, self._marks
-        if not marks or marks[0] > start or marks[-1] < stop:
-            return None, [need]
-        lacked: list[tuple[int, int, tuple[int, ...]]] = []
-        copied: list[tuple[int, int]] = []
-        for piece in range(bisect_right(marks, start) - 1, bisect_left(marks, stop)):
-            low, high = max(start, marks[piece]), min(stop, marks[piece + 1])
-            if held[0] <= low and high <= held[1]:
-                copied.append((low, high))
-                continue
-            if not self._owners[piece]:
-                return None, [(low, high)]
-            if (piece, node) not in self._near:
-                self._near[piece, node] = self._asked(self._owners[piece], node)
-            lacked.append((low, high, self._near[piece, node]))
-        return lacked, copied
-
-    def _asked(self, owners: Sequence[int], node: int | None) -> tuple[int, ...]:
-        if node is None or len(owners) == 1:
-            return tuple(owners)
-        return tuple([owner for owner in owners if self._node_of.get(owner) == node]) or tuple(owners)
+    def of(self, positions: tuple[int, ...], node: int | None) -> tuple[int, ...]:
+        """Whom a device on a node asks for what all of some positions own: those on its node, where there are any."""
+        if positions not in self._known:
+            every = sorted([device for position in positions for device in self._at[position]])
+            near: dict[int, list[int]] = defaultdict(list)
+            for device in every if len(every) > 1 else ():
+                if device in self._node_of:
+                    near[self._node_of[device]].append(device)
+            self._known[positions] = tuple(every), {at: tuple(devices) for at, devices in near.items()}
+        every_one, by_node = self._known[positions]
+        return every_one if node is None else by_node.get(node, every_one)
 
 
-def _missing(members: TensorClass, start: int, stop: int, job: Job) -> TransitionError:
+def _missing(families: Sequence[Family], part: Part, job: Job) -> TransitionError:
     units = "; ".join(map(str, job.sources)) or "none"
+    family, start, stop = part
+    members = families[family][0]
     low, high = start * members.step, stop * members.step
     return TransitionError(f"no source holds indices {low} to {high} of {members.sample.name}; sources: {units}")

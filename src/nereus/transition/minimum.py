@@ -24,15 +24,43 @@ AMPLE = 1 << 60
 
 def minimum_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
     """M*: bytes that must arrive when each device takes the position it already holds most of."""
-    sizes = sizes_of(schema)
+    return _minimum(schema, start, goal, _held(start, goal))
+
+
+def composed_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
+    """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
+    for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
+    return _composed(schema, start, goal, _held(start, goal))
+
+
+def minimum_and_composed_bytes(
+    schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]
+) -> tuple[int, int]:
+    """M* and C."""
     counts = _held(start, goal)
+    return _minimum(schema, start, goal, counts), _composed(schema, start, goal, counts)
+
+
+def _minimum(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock], counts: Ints) -> int:
+    sizes = sizes_of(schema)
     owned = sum(int(sizes.owned(block.layout).sum()) * len(block.devices) for block in goal)
     (held,) = np.nonzero(counts[:-1])
     if not len(held):
         return owned
-    table = np.block([[sizes.overlap(one.layout, other.layout) for other in goal] for one in start])
+    rows = [[sizes.overlap(one.layout, other.layout) for other in goal] for one in start]
+    table = np.concatenate([np.concatenate(row, axis=1) for row in rows])
     demand = np.repeat([len(block.devices) for block in goal], [block.layout.size for block in goal])
     return owned - _most(table[held], counts[held], demand)
+
+
+def _composed(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock], counts: Ints) -> int:
+    sub, sizes = Layout.common(*(block.layout for block in (*start, *goal))), sizes_of(schema)
+    copy = int(sizes.owned(sub).sum())
+    gathered = sum(
+        max(0, block.layout.size // sub.size * copy - int(sizes.owned(block.layout).sum())) * len(block.devices)
+        for block in start
+    )
+    return gathered + -(-int(counts[-1]) // sub.size) * copy
 
 
 def _held(start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> Ints:
@@ -101,15 +129,3 @@ def _cannot_be_better(table: Ints, supply: Ints, demand: Ints, dealt: Ints) -> b
             return bool((column <= 0).all() and not row[dealt.sum(axis=1) < supply].any())
         row = raised
     return False
-
-
-def composed_bytes(schema: StateSchema, start: Sequence[EMUBlock], goal: Sequence[EMUBlock]) -> int:
-    """C: what the paper's composition moves. Split gathers T_sub units on all source devices; Extend copies one unit
-    for every T_sub unit's worth of new devices; Destroy and Merge move nothing."""
-    sub, sizes = Layout.common(*(block.layout for block in (*start, *goal))), sizes_of(schema)
-    copy = int(sizes.owned(sub).sum())
-    gathered = sum(
-        max(0, block.layout.size // sub.size * copy - int(sizes.owned(block.layout).sum())) * len(block.devices)
-        for block in start
-    )
-    return gathered + -(-int(_held(start, goal)[-1]) // sub.size) * copy

@@ -93,24 +93,28 @@ class Loads:
 
     def _load(self, share: Pairs, nodes: Sequence[int], schema: StateSchema) -> tuple[Load, Mapping[int, int]]:
         """The load of what is moved, and the bytes that each device stages."""
-        busy: dict[tuple[int, str], float] = defaultdict(float)
-        totals = {"intra": 0, "inter": 0}
+        sending, receiving = [0.0] * len(nodes), [0.0] * len(nodes)
+        """Seconds that each device is busy with either."""
+        inside = dict.fromkeys(nodes, 0)
+        """Node → bytes that it sends itself."""
         traffic: dict[tuple[int, int], int] = {}
+        near, far = ((self._rates[name], self._cluster.links[name].latency_s) for name in ("intra", "inter"))
         element_bytes = schema.element_bytes
-        for (source, target), elements in share.items():
-            name = "intra" if nodes[source] == nodes[target] else "inter"
-            link, size = self._cluster.links[name], elements * element_bytes
-            totals[name] += size
-            traffic[source, target] = size
-            for end in ((source, "out"), (target, "in")):
-                busy[end] += size / self._rates[name] + link.latency_s
-        seconds = max(busy.values(), default=0.0)
+        for pair, elements in share.items():
+            source, target = pair
+            traffic[pair] = size = elements * element_bytes
+            rate, latency_s = far
+            if nodes[source] == nodes[target]:
+                rate, latency_s = near
+                inside[nodes[source]] += size
+            taken_s = size / rate + latency_s
+            sending[source] += taken_s
+            receiving[target] += taken_s
+        seconds = max(max(sending, default=0.0), max(receiving, default=0.0))
         if isfinite(self._together):
-            inside = Counter[int]()
-            for (source, target), size in traffic.items():
-                inside[nodes[source]] += size if nodes[source] == nodes[target] else 0
             seconds = max(seconds, max(inside.values(), default=0) / self._together)
-        load = Load(seconds, totals["intra"], totals["inter"])
+        intra_bytes = sum(inside.values())
+        load = Load(seconds, intra_bytes, sum(traffic.values()) - intra_bytes)
         return load, staging_bytes(traffic, bucket_of(schema))
 
 
@@ -150,11 +154,16 @@ def timeline(dag: TransitionDAG, loads: Mapping[str, Load]) -> dict[str, Span]:
     last_on: dict[int, str] = {}
     for primitive in dag.primitives:
         devices, name = primitive.devices, primitive.id
-        on = [last_on[device] for device in devices if device in last_on]
+        on = list(map(last_on.get, devices))
         waits = {*on, *before[name]} if name in before else set(on)
-        cause = min(waits, key=lambda each: (-spans[each].end_s, each), default=None)
-        joining = 0 if isinstance(primitive, Destroy | Offload) else len(devices) - len(on)
-        start_s = 0.0 if cause is None else spans[cause].end_s
+        cause, start_s = None, -1.0
+        for each in waits:
+            if each is not None:
+                end_s = spans[each].end_s
+                if end_s > start_s or (end_s == start_s and cause and each < cause):
+                    cause, start_s = each, end_s
+        joining = 0 if isinstance(primitive, Destroy | Offload) else on.count(None)
+        start_s = max(start_s, 0.0)
         seconds = GROUP_SETUP_S * joining + PRIMITIVE_S + loads.get(name, NOTHING).seconds
         spans[name] = Span(start_s, start_s + seconds, cause)
         last_on.update(dict.fromkeys(devices, name))
