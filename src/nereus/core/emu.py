@@ -24,6 +24,7 @@ Devices = tuple[int, ...]
 _first = itemgetter(0)
 _kind = attrgetter("model_stage", "layout")
 _devices = attrgetter("devices")
+_set = object.__setattr__
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ class EMUBlock:
         size = self.layout.size
         sizes = set(map(len, self.devices))
         if not sizes <= {size} or len(set(chain.from_iterable(self.devices))) < size * len(self.devices):
-            _check_apart(self.units())
+            _check_apart(EMU(self.model_stage, self.layout, devices) for devices in self.devices)
 
     def units(self) -> tuple[EMU, ...]:
         """One object for each unit, made anew."""
-        return tuple(EMU(self.model_stage, self.layout, devices) for devices in self.devices)
+        return tuple([_checked(self.model_stage, self.layout, devices) for devices in self.devices])
 
     @property
     def flat(self) -> bytes:
@@ -197,6 +198,15 @@ class EMUSet:
     def devices(self) -> frozenset[int]:
         """Every device in use."""
         return frozenset(chain.from_iterable(unit for run in self._runs for unit in run.devices))
+
+
+def _checked(model_stage: ModelStage, layout: Layout, devices: Devices) -> EMU:
+    """A unit of a block, which has been looked at as one."""
+    made = object.__new__(EMU)
+    _set(made, "model_stage", model_stage)
+    _set(made, "layout", layout)
+    _set(made, "devices", devices)
+    return made
 
 
 def _first_device(unit: EMU) -> int:

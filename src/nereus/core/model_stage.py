@@ -20,9 +20,10 @@ class Stage(StrEnum):
     @property
     def order(self) -> int:
         """Position in generation → inference → training order."""
-        return tuple(Stage).index(self)
+        return _ORDER[self]
 
 
+_ORDER = {stage: index for index, stage in enumerate(Stage)}
 MODELS = ("actor", "critic", "reward", "reference")
 
 

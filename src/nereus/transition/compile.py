@@ -232,29 +232,42 @@ def _uncrowded(
     site: Site,
 ) -> list[LocalDAG]:
     """The same without taking over storage of units that leave no room beside them for what is built from them."""
-    if not any(build.sources for local in locals_ for build in local.builds):
+    full = _full(locals_, memory)
+    if not full:
         return list(locals_)
-    stays = dict(memory.used)
+    stays = {device: memory.used.get(device, 0) for device in full}
     held: list[dict[int, tuple[EMU, int]]] = []
     for local in locals_:
         held.append({})
         for unit in local.left:
-            stored = local.pricing.stored(unit.layout)
-            held[-1].update(zip(unit.devices, ((unit, size) for size in stored), strict=True))
-            for device, size in zip(unit.devices, stored, strict=True):
-                stays[device] -= size
+            for device, size in zip(unit.devices, local.pricing.stored(unit.layout), strict=True):
+                if device in full:
+                    held[-1][device] = unit, size
+                    stays[device] -= size
     found: list[LocalDAG] = []
     for local, old in zip(locals_, held, strict=True):
         crowded: dict[EMU, None] = {}
         for build in local.builds:
-            for device, wanted in build.acquires.items() if build.sources else ():
-                if wanted and device in old and device in memory.capacity:
-                    unit, size = old[device]
-                    if stays[device] + size + wanted + memory.buffer_bytes > memory.capacity[device]:
-                        crowded[unit] = None
+            for device in old.keys() & build.acquires if build.sources else ():
+                unit, size = old[device]
+                wanted = build.acquires[device]
+                if wanted and stays[device] + size + wanted + memory.buffer_bytes > memory.capacity[device]:
+                    crowded[unit] = None
         ms = local.model_stage
         if crowded:
             units = (start.of(ms), goal.of(ms))
             local = decompose(*units, schemas[ms], crowded, site.node_of, local.sub, local.elsewhere)
         found.append(local)
     return found
+
+
+def _full(locals_: Sequence[LocalDAG], memory: Memory) -> set[int]:
+    """Devices with no room for what is built there, before anything leaves, from what can be read in place."""
+    limits = {device: limit - memory.buffer_bytes for device, limit in memory.capacity.items()}
+    return {
+        device
+        for local in locals_
+        for build in local.builds
+        for device, wanted in (build.acquires.items() if build.sources else ())
+        if wanted and device in limits and memory.used.get(device, 0) + wanted > limits[device]
+    }

@@ -98,7 +98,9 @@ class LocalDAG:
         return replace(self, builds=tuple(build.copy() for build in self.builds))
 
     def in_turn(self) -> LocalDAG:
-        """The same with every new replica read from the units of the start in turn: nothing is forwarded."""
+        """With every new replica read from the units of the start in turn, so that nothing is forwarded."""
+        if all(build.sources for build in self.builds):
+            return self
         found = self.copy()
         units = sorted((*self.kept, *self.left), key=lambda unit: unit.devices)
         for index, build in enumerate(build for build in found.builds if not build.sources):
@@ -148,10 +150,11 @@ def _changes(start: Sequence[EMU], goal: Sequence[EMU]) -> tuple[tuple[EMU, ...]
         return tuple(start), (), tuple(goal)
     # Units of one model-stage share no device, so that devices tell them apart but for the layout.
     before, after = ({unit.devices: unit.layout for unit in units} for units in (start, goal))
+    kept = {devices for devices in before.keys() & after.keys() if before[devices] == after[devices]}
     return (
-        tuple(unit for unit in start if after.get(unit.devices) != unit.layout),
-        tuple(unit for unit in start if after.get(unit.devices) == unit.layout),
-        tuple(unit for unit in goal if before.get(unit.devices) != unit.layout),
+        tuple([unit for unit in start if unit.devices not in kept]),
+        tuple([unit for unit in start if unit.devices in kept]),
+        tuple([unit for unit in goal if unit.devices not in kept]),
     )
 
 
