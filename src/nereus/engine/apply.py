@@ -221,8 +221,7 @@ class Transition:
         except TransportError as error:
             raise TransportError(f"device {device}, {primitive.id}: {error}") from None
         fields = {"received_bytes": traffic.received_bytes, "seconds": time.perf_counter() - started_s}
-        builds = any(device in goal.devices for goal in goals)
-        places = self._placed("places", self._target(primitive.group, goals)) if builds else {}
+        places = self._placed("places", self._target(primitive.group, goals)) if message.fields["lends"] else {}
         return Message("transition.apply", fields, places)
 
     def _prepare(self, mover: Mover, primitive: Primitive, goal: EMU, old: EMU | None) -> None:

@@ -226,8 +226,10 @@ class TransitionExecutor:
         progress.seconds[primitive.id] = time.perf_counter()
         progress.allow(progress.timeout_s)
         read = progress.read(primitive)
+        lenders = progress.lenders(primitive) if name == "transition.apply" else None
         for device in progress.acting(primitive):
-            message = Message(name, told, read.get(device, {}))
+            lends = {} if lenders is None else {"lends": device in lenders}
+            message = Message(name, told | lends, read.get(device, {}))
             progress.waiting[self._crew.submit(device, message)] = (primitive.id, device)
 
     def _commit(self, progress: Progress, group: str) -> None:

@@ -62,6 +62,7 @@ class Progress:
     """(device, unit) → where its position lies in the memory of its process."""
     _needs: dict[str, tuple[set[str], set[str]]] | None = None
     _steps: dict[str, Primitive] = field(default_factory=dict)
+    _lent: frozenset[EMU] | None = None
 
     def allow(self, seconds: float) -> None:
         """What begins now may take so long."""
@@ -86,6 +87,13 @@ class Progress:
         goals = goal_units(self.dag, self.dag.groups[primitive.group])
         acting = {device for goal in goals for device in goal.devices}.union(*self.apart.intersection(pairs))
         return sorted(self.devices(primitive) & acting)
+
+    def lenders(self, primitive: Primitive) -> frozenset[int]:
+        """Devices whose positions of its goals other primitives read later."""
+        if self._lent is None:
+            self._lent = frozenset(unit for group in self.dag.groups.values() for unit in source_units(group))
+        goals = goal_units(self.dag, self.dag.groups[primitive.group])
+        return frozenset(device for goal in goals if goal in self._lent for device in goal.devices)
 
     def read(self, primitive: Primitive) -> dict[int, dict[str, NDArray[np.int64]]]:
         """Device → where what it reads lies: for each source, the places of its position."""

@@ -46,13 +46,13 @@ def offer(parts: Parts) -> Numbers:
     """What a source tells of its `parts`; zeros where they cannot be read as they are."""
     told = np.array([number for part in parts for number in (part.view.data_ptr(), *part.view.stride())], np.int64)
     found = [_pieces(part.view, part.stored or part.dtype) for part in parts]
-    pieces = sum(MOST_PIECES + 1 if each is None else _tiny(*each) for each in found)
+    pieces = sum(MOST_PIECES + 1 if each is None else tiny(*each) for each in found)
     return told if pieces <= MOST_PIECES else np.zeros_like(told)
 
 
-def tiny_pieces(view: torch.Tensor) -> int:
-    """In how many small pieces the memory of a view lies."""
-    return _tiny(*runs(tuple(view.shape), view.stride(), view.element_size()))
+def tiny(count: int, size_bytes: int) -> int:
+    """How many small pieces, of `count` of a size."""
+    return count if size_bytes < LEAST_RUN_BYTES else 0
 
 
 def pull(process: Process, parts: Parts, offered: Numbers, scratch: torch.Tensor) -> None:
@@ -105,15 +105,10 @@ def _pieces(view: torch.Tensor, dtype: torch.dtype) -> tuple[int, int] | None:
     return runs(tuple(view.shape), view.stride(), view.element_size())
 
 
-def _tiny(count: int, size_bytes: int) -> int:
-    """How many small pieces."""
-    return count if size_bytes < LEAST_RUN_BYTES else 0
-
-
 def _staged(part: Part) -> bool:
     """Whether a part is read by way of the scratch buffer."""
     found = _pieces(part.view, part.dtype) if part.stored in (None, part.dtype) else None
-    return found is None or _tiny(*found) > FEW_PIECES
+    return found is None or tiny(*found) > FEW_PIECES
 
 
 def _places(view: torch.Tensor) -> Segments:

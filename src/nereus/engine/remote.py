@@ -6,17 +6,19 @@ They must stay where they are, and as they are, until all who read have said tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nereus.core import EMU, Box, Kind, Move, StateSchema, TransportError
+from nereus.core import DTYPE_BYTES, EMU, Move, StateSchema, TransportError
 from nereus.engine.messages import Part
-from nereus.engine.positions import TORCH_DTYPES, Shard, shards
-from nereus.engine.reading import SCRATCH_BYTES, pull, readable, scratch_bytes, tiny_pieces
-from nereus.engine.transports.attach import Process
+from nereus.engine.positions import TORCH_DTYPES, shards
+from nereus.engine.reading import SCRATCH_BYTES, pull, readable, scratch_bytes, tiny
+from nereus.engine.transports.attach import MOST_CALL_BYTES, Process, runs
 from nereus.transition.flows import Flow
 
 
@@ -27,24 +29,27 @@ class Remote:
         self, schema: StateSchema, unit: EMU, device: int, process: Process, addresses: NDArray[np.int64]
     ) -> None:
         self.process = process
-        self._unit, self._schema = unit, schema
-        self._held = shards(schema, unit, device)
+        self._unit = unit
+        self._dtypes = {kind: TORCH_DTYPES[dtype] for kind, dtype in schema.dtypes.items()}
+        self._held = {name: (shard, _strides(shard.shape)) for name, shard in shards(schema, unit, device).items()}
         names = [(name, kind) for name in self._held for kind in schema.dtypes]
         self._addresses = dict(zip(names, addresses.tolist(), strict=True))
 
     def offer(self, move: Move) -> list[int]:
         """Address and strides of each part in which a move is read."""
-        shard, box = self._held[move.tensor], move.box
+        (shard, strides), box, dtype = self._held[move.tensor], move.box, self._dtypes[move.kind]
         if not shard.start <= box.start < box.stop <= shard.stop:
             raise TransportError(
                 f"{move.tensor} {move.kind} [{box.start}, {box.stop}) is to be read, "
                 f"{self._unit} holds [{shard.start}, {shard.stop}) there"
             )
-        view = shard.part(_like(self._schema, move.kind, shard), move.box)
+        address = self._addresses[move.tensor, move.kind]
+        if move.bytes <= MOST_CALL_BYTES:
+            start = (box.start - shard.start) * strides[box.dim] if strides else 0
+            return [address + start * dtype.itemsize, *strides]
         told: list[int] = []
-        for part in readable([Part(view, view.dtype)]):
-            offset_bytes = part.view.storage_offset() * view.element_size()
-            told += (self._addresses[move.tensor, move.kind] + offset_bytes, *part.view.stride())
+        for part in readable([Part(shard.part(torch.empty(shard.shape, dtype=dtype, device="meta"), box), dtype)]):
+            told += (address + part.view.storage_offset() * dtype.itemsize, *strides)
         return told
 
 
@@ -82,13 +87,16 @@ class Reading:
 
 def tiny_pieces_of(schema: StateSchema, unit: EMU, flow: Flow) -> int:
     """In how many small pieces what a flow moves lies at its source, which holds a position of `unit`."""
-    tensor = flow.tensors[0]
-    shard = shards(schema, unit, flow.source)[tensor.name]
-    box = Box(tensor.cut.dim or 0, flow.start, flow.stop)
-    each = (tiny_pieces(shard.part(_like(schema, kind, shard), box)) for kind in schema.dtypes)
+    tensor, (_, rank) = flow.tensors[0], unit.position(flow.source)
+    if not tensor.cut.dim:  # rows lie side by side
+        return 0
+    dim, shape = tensor.cut.dim, list(tensor.local_shape(unit.layout.tp, rank))
+    strides = _strides(shape)
+    shape[dim] = flow.stop - flow.start
+    each = (tiny(*runs(tuple(shape), strides, DTYPE_BYTES[dtype])) for dtype in schema.dtypes.values())
     return len(flow.tensors) * sum(each)
 
 
-def _like(schema: StateSchema, kind: Kind, shard: Shard) -> torch.Tensor:
-    """A tensor without memory, laid out as the shard."""
-    return torch.empty(shard.shape, dtype=TORCH_DTYPES[schema.dtypes[kind]], device="meta")
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a contiguous tensor, in elements."""
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))

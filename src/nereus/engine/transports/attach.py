@@ -44,6 +44,7 @@ _mark = np.frombuffer(bytearray(os.urandom(_MARK_BYTES)), np.uint8)
 def _renew() -> None:
     _mark[:] = np.frombuffer(os.urandom(_MARK_BYTES), np.uint8)
     _permit.cache_clear()
+    _place.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -53,8 +54,7 @@ if hasattr(os, "register_at_fork"):
 def card() -> bytes:
     """What others need to find this process; all zeros where there is no such thing."""
     try:
-        host = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
-        namespace = os.stat("/proc/self/ns/pid").st_ino
+        host, namespace = _place()
         _permit()
     except (OSError, ValueError):
         return bytes(CARD_BYTES)
@@ -182,6 +182,13 @@ def _vm_readv() -> Callable[..., int]:
 def _missing(*_: object) -> int:
     ctypes.set_errno(errno.ENOSYS)
     return -1
+
+
+@cache
+def _place() -> tuple[bytes, int]:
+    """Number of this host's boot, and of this process's namespace of pids."""
+    host = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    return host, os.stat("/proc/self/ns/pid").st_ino
 
 
 @cache
