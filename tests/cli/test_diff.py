@@ -234,7 +234,7 @@ def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> 
     refused(said("workload", "prompts", value=inf), 2, "bad.json", "workload.prompts: Infinity", "a whole number")
     refused(said("workload", "prompt", "maximum", value=inf), 2, "bad.json", "finite")
     refused(said("workload", "response", "maximum", value=1e308), 2, "response lengths is 1e+308", "at most 1,099,511")
-    refused(said("cluster", "kinds", kind, "memory_bytes_per_s", value=0), 2, "memory_bytes_per_s 0.0", "more than 0")
+    refused(said("cluster", "kinds", kind, "memory_bytes_per_s", value=0), 2, "memory_bytes_per_s 0.0", "at least 1")
     recompute = ("plan", "assignments", 0, "candidate", "recompute")
     refused(said(*recompute, value="half"), 2, "recompute 'half'", "none, selective, full")
     candidate, place = ("plan", "assignments", 1, "candidate"), "plan.assignments[1].candidate"
@@ -255,10 +255,17 @@ def test_numbers_and_names_that_no_plan_has(nereus: Command, tmp_path: Path) -> 
     refused(said("plan", "assignments", 0, value={}), 2, "plan.assignments[0]: Assignment needs candidate, units")
     refused(said("cluster", "nodes", 0, "node", value="a"), 2, 'cluster.nodes[0].node: "a", expected a whole number')
     refused(said("cluster", "nodes", 0, "ids", value="3-1"), 2, "ids of node 0: '3-1'", "rise")
-    for rate in (0, -1.0, nan, inf):
-        refused(said("cluster", "links", "intra", "bytes_per_s", value=rate), 2, "cluster.links.intra", "bytes_per_s")
+    for rate in (0, -1.0, 1e-320, nan, inf):
+        refused(
+            said("cluster", "links", "intra", "bytes_per_s", value=rate), 2, "cluster.links.intra", "at least 1 and"
+        )
+        refused(said("cluster", "kinds", kind, "peak_flops", value={"fp32": rate}), 2, "peak_flops of fp32", "at least")
+    for constant in (-1.0, 1e-320, nan, inf):
+        said_so = said("cluster", "kinds", kind, "constants", value={"gemm.share": constant})
+        refused(said_so, 2, f"cluster.kinds.{kind}", "gemm.share", "must be a number of at least")
+    refused(said("cluster", "kinds", kind, "memory_bytes", value=2**63 - 1), 2, f"{2**63 - 1}", "at most 1e+18")
     refused(said("cluster", "links", "intra", "latency_s", value=-1), 2, "latency_s -1.0", "at least 0")
-    refused(said("cluster", "kinds", kind, "memory_bytes", value=-5), 2, "memory_bytes -5", "more than 0")
+    refused(said("cluster", "kinds", kind, "memory_bytes", value=-5), 2, "memory_bytes -5", "at least 1")
 
 
 @pytest.mark.parametrize("key", ["plan", "workflow", "workload", "cluster"])

@@ -152,17 +152,24 @@ def test_what_was_learnt_survives_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        "",
-        "[]",
-        '{"efficiency": 3}',
-        '{"memory_scale": 0}',
-        '{"efficiency": {"decode": {"value": -0.5}}}',
-        '{"efficiency": {"decode": {"value": NaN}}}',
+        ("", "Expecting value"),
+        ("[]", "an object"),
+        ("[" * 100_000, "recursion"),
+        ('{"efficiency": 3}', "efficiency: 3, expected an object"),
+        ('{"memory_scale": 0}', "memory_scale 0.0 .* at least 0.0001"),
+        ('{"memory_scale": true}', "memory_scale: true, expected a number"),
+        ('{"transition_scale": 1e-320}', "transition_scale 1e-320 .* at least 1e-30"),
+        ('{"transition_overhead_s": -1}', "transition_overhead_s -1.0 .* at least 0"),
+        ('{"transition_overhead_s": Infinity}', "transition_overhead_s inf .* at most 1e.30"),
+        ('{"memory_count": -1}', "memory_count -1 .* at least 0"),
+        ('{"efficiency": {"decode": {"value": -0.5}}}', "efficiency.decode.value -0.5 .* at least 0.0001"),
+        ('{"efficiency": {"decode": {"value": NaN}}}', "efficiency.decode.value nan .* at most 10000"),
+        ('{"efficiency": {"decode": {"value": 1, "variance": NaN}}}', "efficiency.decode.variance nan"),
     ],
 )
-def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "wrong.json").write_text(text)
-    with pytest.raises(SettingsError, match=r"wrong\.json: not a calibration"):
+    with pytest.raises(SettingsError, match=rf"wrong\.json: not a calibration: .*{reason}"):
         calibrate.load(tmp_path / "wrong.json")

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, starmap
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ from nereus.transition import (
     place,
 )
 from nereus.transition.buckets import bucket_bytes, staging_bytes
-from nereus.transition.exchanges import exchanges_of
+from nereus.transition.exchanges import Exchanges, exchanges_of
 from nereus.transition.flows import Flow, Job, dealt
 from nereus.transition.minimum import minimum_on_nodes
 from nereus.transition.routes import fingerprint
@@ -113,6 +113,28 @@ def test_jobs_that_differ_in_their_devices_alone_share_their_flows(seed: int) ->
     assert list(other.flows()) == [
         Flow(f.tensors, f.row_elements, f.start, f.stop, there[f.source], there[f.target]) for f in alone
     ]
+
+
+def test_jobs_that_differ_in_anything_but_their_devices_do_not_share_their_flows() -> None:
+    """Each of many jobs that are almost alike, asked one after another, is told what it is told alone."""
+    schema = decoder()
+    known = Exchanges(schema)
+    ends = [
+        (units(ACTOR, Layout(1, 1), 0, 1), units(ACTOR, Layout(1, 1), 2)),
+        (units(ACTOR, Layout(1, 1), 0), units(ACTOR, Layout(1, 1), 1, 2)),
+        (units(ACTOR, Layout(2, 1), 0, 1), units(ACTOR, Layout(1, 1), 0, 2)),
+        (units(ACTOR, Layout(2, 1), 0, 1), units(ACTOR, Layout(1, 1), 1, 2)),
+        (units(ACTOR, Layout(1, 2), 0, 1), units(ACTOR, Layout(1, 1), 0, 2)),
+    ]
+    for lacking in (True, False):
+        for node_of in (None, {0: 0, 1: 0, 2: 1}, {0: 0, 1: 1, 2: 1}):
+            for job in starmap(Job, ends):
+                found, alone = known.of(job, lacking, node_of), dealt(schema, job, lacking, node_of).flows()
+                assert tuple(found.flows()) == alone
+                sums = Counter[tuple[int, int]]()
+                for flow in alone:
+                    sums[flow.source, flow.target] += flow.elements
+                assert found.pattern.pairs == sums
 
 
 def renamed(found: tuple[EMU, ...], there: Mapping[int, int]) -> tuple[EMU, ...]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nereus.core import EMUSet, InfeasibleError, TransitionDAG
+from nereus.core import Assignment, EMUSet, InfeasibleError, Layout, TransitionDAG, expand
 from nereus.transition import Budget, connect, pair_bytes
 from nereus.transition.alone import Alone
 from nereus.transition.cheapest import cheapest
@@ -14,7 +14,8 @@ from nereus.transition.crowd import Crowd
 from nereus.transition.deadlock import deadlocked
 from tests.oracles.cheapest_orders import TooManyError, least_moved
 from tests.oracles.cut import lacks_bytes
-from tests.support.small import SCHEMAS, random_case
+from tests.support.models import ACTOR, REWARD, assign, plan
+from tests.support.small import SCHEMAS, full, random_case
 
 TRIES = 4_000
 
@@ -66,3 +67,41 @@ def test_what_the_search_leads_to_moves_what_it_says(seed: int) -> None:
     least = least_moved(start, goal, SCHEMAS, capacity)
     assert least is not None
     assert moved(dag) >= least[1]
+
+
+@pytest.mark.parametrize("tries", [3, 10, 40])
+def test_what_the_search_had_no_time_to_prove_is_not_called_the_least(tries: int) -> None:
+    """More tries never lose more, and an order that is called the least is no worse than that of all tries."""
+    for seed in range(40):
+        start, goal, capacity = random_case(seed)
+        crowd = Crowd(start, goal, SCHEMAS, capacity, {})
+        best, found = cheapest(crowd, TRIES), cheapest(crowd, tries)
+        if found is not None:
+            assert best is not None
+            assert best.lost_bytes <= found.lost_bytes
+            assert not found.least or found.lost_bytes == best.lost_bytes
+
+
+ON_ONE, ON_TWO = Layout(1, 1), Layout(2, 1)
+SWAP = [assign(ACTOR, ON_ONE, 0), assign(REWARD, ON_ONE, 1)], [assign(ACTOR, ON_ONE, 1), assign(REWARD, ON_ONE, 0)]
+REPLICAS = [assign(ACTOR, ON_ONE, 0, 1), assign(REWARD, ON_ONE, 2)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "waits"),
+    [
+        (SWAP, True),
+        ((REPLICAS, [assign(ACTOR, ON_ONE, 2), assign(REWARD, ON_TWO, 0, 1)]), True),  # whichever replica stays
+        ((REPLICAS, [assign(ACTOR, ON_ONE, 2), assign(REWARD, ON_ONE, 0)]), False),  # the other one stays
+        ((SWAP[0], [assign(ACTOR, ON_ONE, 2), assign(REWARD, ON_ONE, 0)]), False),
+    ],
+)
+def test_model_stages_that_wait_for_each_other_are_told_without_an_order(
+    ends: tuple[list[Assignment], list[Assignment]], waits: bool
+) -> None:
+    start, goal = (expand(plan(*end)) for end in ends)
+    capacity = full(start, goal)
+    assert deadlocked(Crowd(start, goal, SCHEMAS, capacity, {})) == waits
+    assert (least_moved(start, goal, SCHEMAS, capacity) is None) == waits
+    roomy = {device: 2 * size for device, size in capacity.items()}
+    assert not deadlocked(Crowd(start, goal, SCHEMAS, roomy, {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
@@ -24,6 +25,7 @@ from nereus.core import (
 from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, estimate, fit, peak_bytes, stored_bytes
 from nereus.transition.budget import Budget
+from nereus.transition.site import Site
 from tests.support.models import ACTOR, CRITIC, REWARD, ROLLOUT, assign, decoder, even, full_bytes, plan, units
 from tests.support.small import CLUSTER
 from tests.support.worlds import assert_holds, filled
@@ -229,3 +231,12 @@ def test_a_split_is_relieved_by_replicas_when_its_unit_would_send_too_much() -> 
 def test_a_size_of_memory_that_is_none_is_refused(budget: Callable[[], Budget], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         budget()
+
+
+@pytest.mark.parametrize("far", [nan, inf, -1.0, 0.0, 0.5, True])
+def test_nodes_are_at_least_as_far_apart_as_devices(far: float) -> None:
+    with pytest.raises(SettingsError, match=f"site: far {far} must be a number of at least 1 and at most 1e.30"):
+        Site(far=far)
+    if far != 0.0:
+        with pytest.raises(SettingsError, match=f"site: bytes_per_s {far} must be a number of at least"):
+            Site(bytes_per_s=far)

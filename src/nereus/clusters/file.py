@@ -15,7 +15,6 @@ links: {intra: {rate: 450 GB/s, latency_s: 5e-6}, inter: {rate: 50 GB/s, latency
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ import yaml
 
 from nereus.clusters._constants import KIND_CONSTANTS, LINK_CONSTANTS
 from nereus.core import DTYPE_BYTES, Boundary, Cluster, Device, DeviceKind, Link, SettingsError
-from nereus.core.sizes import rate_bytes_per_s, size_bytes
+from nereus.core.sizes import checked, rate_bytes_per_s, size_bytes
 
 PRECISIONS = (*DTYPE_BYTES, "fp4")
 """What `peak_flops` may name."""
@@ -64,7 +63,7 @@ def read(
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"cluster file {path}: cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a number with thousands of digits is none
         raise SettingsError(f"cluster file {path}: not YAML: {error}") from None
     except RecursionError:
         raise SettingsError(f"cluster file {path}: not YAML of a cluster: nested too deep") from None
@@ -172,15 +171,13 @@ def _keys(
 def _number(path: Path, where: str, value: Any) -> float:
     """A positive number; YAML reads `1e-5` as text."""
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise SettingsError(f"{path}: {where} {value!r} must be a number above 0 and finite")
-    return number
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        number = value
+    return float(checked(number, f"{path}: {where}"))
 
 
 def _whole(path: Path, where: str, value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SettingsError(f"{path}: {where} {value!r} must be a whole number of at least 1")
     return value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
 from nereus.core.errors import SettingsError
+from nereus.core.sizes import LEAST, MOST_BYTES, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,16 @@ class DeviceKind:
     """Fitted constants of the cost model by name; those not given take its conservative start values."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bytes_per_s", "speed"):
-            if not 0 < (value := getattr(self, name)) < inf:
-                raise SettingsError(f"device kind {self.name}: {name} {value} must be more than 0 and finite")
+        where = f"device kind {self.name}:"
+        checked(self.memory_bytes, f"{where} memory_bytes", 1, MOST_BYTES)
+        checked(self.memory_bytes_per_s, f"{where} memory_bytes_per_s", 1)
+        checked(self.speed, f"{where} speed", most=1)
+        checked(self.launch_s, f"{where} launch_s", 0)
+        checked(self.host_memory_bytes, f"{where} host_memory_bytes", 0, MOST_BYTES)
+        checked(self.host_bytes_per_s, f"{where} host_bytes_per_s", 1 if self.host_bytes_per_s > 0 else 0)
+        for dtype, peak in self.peak_flops.items():
+            checked(peak, f"{where} peak_flops of {dtype}", 1)
+        _check_constants(self.constants, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,15 @@ class Link:
     """Fitted constants of the cost model by name, such as how an all-reduce scales with its ranks."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.bytes_per_s < inf:
-            raise SettingsError(f"link: bytes_per_s {self.bytes_per_s}, must be above 0 and finite")
-        if not 0 <= self.latency_s < inf:
-            raise SettingsError(f"link: latency_s {self.latency_s}, must be at least 0 and finite")
+        checked(self.bytes_per_s, "link: bytes_per_s", 1)
+        checked(self.latency_s, "link: latency_s", 0)
+        _check_constants(self.constants, "link:")
+
+
+def _check_constants(constants: Mapping[str, float], where: str) -> None:
+    """0 switches a constant off."""
+    for name, value in constants.items():
+        checked(value, f"{where} {name}", LEAST if value > 0 else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `24 MiB`, `80 GB`, `25 GB/s`; integers of bytes inside."""
+"""Sizes as people write them: `24 MiB`, `80 GB`, `25 GB/s`; integers of bytes inside. And what a number may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ _UNITS = {"B": 1} | {
 }
 MOST_BYTES = 10**18
 """No device holds or moves more: sums of sizes stay integers of 64 bits."""
+LEAST, MOST = 1e-30, 1e30
+"""Of a rate, a share or a scale: what follows from several of them and from sizes is neither 0 nor infinite."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def checked(value: float, what: str, least: float = LEAST, most: float = MOST) -> float:
+    """The value, if it is a number within the limits. `what` names it in the SettingsError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise SettingsError(f"{what} {value!r} must be a number of at least {least:g} and at most {most:g}")
+    return value
 
 
 def size_bytes(value: str | int | float, what: str) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nereus.core import Calibration, Efficiency, Observation, Plan, SettingsError, Timing, codec
+from nereus.core.sizes import checked
 from nereus.cost import operations
 from nereus.cost.step import StepModel
 
@@ -125,13 +126,21 @@ def load(path: Path) -> Calibration:
     """What `save` wrote. Raises FileNotFoundError, and SettingsError naming the file for anything else it holds."""
     try:
         found: Calibration = codec.decode(Calibration, json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, SettingsError) as error:
+        _check(found)
+    except (ValueError, RecursionError, SettingsError) as error:
         raise SettingsError(f"{path}: not a calibration: {error}") from None
-    values = [each.value for each in found.efficiency.values()]
-    values += [found.memory_scale, found.transition_scale]
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise SettingsError(f"{path}: not a calibration: efficiencies and scales must be finite and above 0")
     return found
+
+
+def _check(calibration: Calibration) -> None:
+    for name, known in calibration.efficiency.items():
+        checked(known.value, f"efficiency.{name}.value", *_LIMITS)
+        checked(known.variance, f"efficiency.{name}.variance", 0)
+        checked(known.count, f"efficiency.{name}.count", 0)
+    checked(calibration.memory_scale, "memory_scale", *_LIMITS)
+    checked(calibration.transition_scale, "transition_scale")
+    for name in ("transition_overhead_s", "transition_count", "memory_count"):
+        checked(getattr(calibration, name), name, 0)
 
 
 def _split(ideal: Mapping[str, float], observed: Mapping[str, Timing]) -> dict[tuple[str, str], float]:

@@ -24,6 +24,7 @@ from nereus.core import (
 )
 from nereus.core.plan import ranges
 from nereus.core.sizes import show_bytes
+from nereus.cost import calibrate
 from nereus.cost.state import family_of
 from nereus.planning.problem import Problem
 from nereus.report import plan_json
@@ -142,9 +143,9 @@ def _of_run(run: Path) -> Job:
     learnt, path = state.calibration, run / CALIBRATION
     if path.is_file():
         try:
-            learnt = codec.decode(Calibration, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError, SettingsError) as error:
-            raise SettingsError(f"{path}: cannot be read: {error}") from None
+            learnt = calibrate.load(path)
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     workflow = build.workflow(build.resolve(run / SETTINGS))
     return Job(str(run), workflow, state.workload, state.pool, learnt)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nereus.core import EMU, Cluster
-from nereus.transition.nodes import node_at
+from nereus.core.sizes import checked
+from nereus.transition.nodes import nodes_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Site:
     """Device that some spot has → its bit."""
     _node_bits: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _spots: dict[tuple[int, ...], Spot] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked(self.far, "site: far", 1)
+        checked(self.bytes_per_s, "site: bytes_per_s", 1 if self.bytes_per_s > 0 else 0)
 
     @classmethod
     def of(cls, cluster: Cluster) -> Site:
@@ -68,7 +73,7 @@ class Site:
             if device not in bits:
                 bits[device] = 1 << len(bits)
             held |= bits[device]
-        at = [node_at(device, self.node_of) for device in devices] if self.node_of else [-1]
+        at = nodes_at(devices, self.node_of) if self.node_of else [-1]
         for node in set(at):
             if node not in node_bits:
                 node_bits[node] = 1 << len(node_bits)
@@ -79,4 +84,4 @@ class Site:
         """The nodes on which some units lie."""
         if not self.node_of:
             return {-1}
-        return {node_at(device, self.node_of) for unit in units for device in unit.devices}
+        return {node for unit in units for node in nodes_at(unit.devices, self.node_of)}
