@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
-from typing import Any
 
 from nereus.core import EMU, StateSchema
 from nereus.transition.flows import Flow, Job, dealt, moved
@@ -25,9 +24,11 @@ Pairs = Mapping[tuple[int, int], int]
 class Pattern:
     """The flows of a job whose devices are numbered in order."""
 
-    def __init__(self, *asked: Any) -> None:
-        self._asked = asked
+    def __init__(self, schema: StateSchema, job: Job, lacking: bool, nodes: tuple[int, ...] | None) -> None:
+        self._asked = (schema, job, lacking, None if nodes is None else dict(enumerate(nodes)))
         """What `dealt` and `moved` are asked."""
+        self.nodes = nodes
+        """The node of each device, nodes numbered as they appear, where they are known."""
         self.shares: dict[object, Sequence[Pairs]] = {}
         """How the primitives of a group may divide `pairs` among them."""
 
@@ -40,6 +41,14 @@ class Pattern:
     def pairs(self) -> Pairs:
         """What all flows move."""
         return moved(*self._asked)
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """Device → elements of one kind that it receives."""
+        found: dict[int, int] = defaultdict(int)
+        for (_, target), elements in self.pairs.items():
+            found[target] += elements
+        return found
 
     @cached_property
     def by_device(self) -> Mapping[int, Sequence[Flow]]:
@@ -102,7 +111,7 @@ class Exchanges:
             self._positions += len(flat)
             if self._positions > MOST_POSITIONS:
                 self._known, self._positions = {}, len(flat)
-            pattern = Pattern(self._schema, asked, lacking, None if nodes is None else dict(enumerate(nodes)))
+            pattern = Pattern(self._schema, asked, lacking, nodes)
             self._known[key] = pattern
         return Exchange(pattern, devices)
 

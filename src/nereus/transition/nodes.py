@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 
 def node_at(device: int, node_of: Mapping[int, int]) -> int:
     """The node of a device, less than zero for one of its own."""
-    return nodes_at((device,), node_of)[0]
+    return node_of.get(device, -1 - device)
 
 
-def nodes_at(devices: Iterable[int], node_of: Mapping[int, int]) -> list[int]:
+def nodes_at(devices: Sequence[int], node_of: Mapping[int, int]) -> list[int]:
     """Those of several devices."""
-    return [node_of.get(device, -1 - device) for device in devices]
+    try:
+        return list(map(node_of.__getitem__, devices))
+    except KeyError:  # rare: one is alone
+        return [node_at(device, node_of) for device in devices]

@@ -35,9 +35,11 @@ class Ribbon:
     def parts(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """(target, what it gets) of the positions [begin, end)."""
         length = self.tensors * self.rows
-        for place in range(begin // length, -(-end // length)):
-            rows = min(end, (place + 1) * length) - max(begin, place * length)
-            yield self.targets[place], rows * self.row_size
+        while begin < end:
+            place = begin // length
+            stop = min(end, (place + 1) * length)
+            yield self.targets[place], (stop - begin) * self.row_size
+            begin = stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,12 +68,12 @@ class Loads:
         for group, exchange in exchanges(dag, schemas):
             schema = schemas[group[0].model_stage]
             # A pattern is of one arrangement of nodes where the transition knows them.
-            nodes = () if dag.node_of else numbered(exchange.devices, node_of)
+            nodes = exchange.pattern.nodes or numbered(exchange.devices, node_of)
+            apart = () if exchange.pattern.nodes else nodes
             for primitive, share in zip(group, shares(group, exchange), strict=True):
-                known = self._known.get((id(share), nodes))
+                known = self._known.get((id(share), apart))
                 if known is None:
-                    known = share, *self._load(share, nodes or numbered(exchange.devices, node_of), schema)
-                    self._known[id(share), nodes] = known
+                    known = self._known[id(share), apart] = share, *self._load(share, nodes, schema)
                 _, self.of[primitive.id], staged = known
                 for index, size in staged.items():
                     device = exchange.devices[index]
@@ -123,7 +123,7 @@ def _copied_bytes(group: Sequence[Primitive], exchange: Exchange, schema: StateS
     copied = Counter[int]()
     for primitive in group:
         copied.update(primitive.acquires)
-    for (_, target), elements in exchange.pattern.pairs.items():
+    for target, elements in exchange.pattern.received.items():
         copied[exchange.devices[target]] -= elements * schema.element_bytes
     return max(0, *copied.values())
 
