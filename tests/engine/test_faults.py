@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -115,6 +116,34 @@ def test_a_peer_that_stops_is_ended_at_its_one_deadline_and_is_the_one_to_be_bla
         assert not any(f"device {other}" in str(outcome.error) for other in range(3))
         if phase.startswith("receive"):
             assert primitive in str(outcome.error)
+        check_survivors(crew, outcome)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_source_that_ends_or_stops_while_others_read_it_leaves_whole_units(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for nothing, so it is its memory that is missed, or its last word."""
+    start, goal = (
+        EMUSet(tuple(units(TRAINING, Layout(1), *each))) for each in (((0,), (3,)), ((0,), (3,), (1,), (2,)))
+    )
+    dag = connect(start, goal, SCHEMAS)
+    assert any(unit.devices == (VICTIM,) for primitive in dag.primitives for unit in primitive.sources)
+    with started(Crew({d: DeviceSettings() for d in range(4)}, PROGRAM, timeout_s=2.0), range(4)) as crew:
+        fill(crew, start)
+        call = crew.call
+
+        def then_lost(devices: Iterable[int], message: Message, timeout_s: float) -> dict[int, Message]:
+            replies = call(devices, message, timeout_s)
+            if message.name == "transition.begin":
+                os.kill(crew.pids()[VICTIM], number)
+                time.sleep(0.2)
+            return replies
+
+        with monkeypatch.context() as patched:
+            patched.setattr(crew, "call", then_lost)
+            outcome = TransitionExecutor(crew, SCHEMAS, timeout_s=2.0).execute(dag)
+        assert f"device {VICTIM}" in str(outcome.error)
         check_survivors(crew, outcome)
 
 
