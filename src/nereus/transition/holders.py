@@ -60,15 +60,19 @@ class Part:
 
     def __init__(self, local: LocalDAG, site: Site, fresh: bool = False, tight: Set[int] = frozenset()) -> None:
         self.local, self.site = local, site
-        self.going = [Holder(unit, self, True, crowded=not tight.isdisjoint(unit.devices)) for unit in local.left]
+        self.going = [Holder(unit, self, True) for unit in local.left]
         """Units of the start that leave."""
         self.holders = [Holder(unit, self) for unit in local.kept]
         """All units, gone or not: those of the start, then those built."""
         self.holders += self.going
         self.old = {holder.unit.devices: holder for holder in self.holders}
         """Devices → the unit of the start on them."""
-        self.risky = {id(build) for build in local.builds if build.sources and not tight.isdisjoint(build.acquires)}
+        self.risky: set[int] = set()
         """Groups that may lose what they read since a device of theirs is `tight`, and have not started."""
+        if tight:
+            for holder in self.going:
+                holder.crowded = not tight.isdisjoint(holder.unit.devices)
+            self.risky = {id(build) for build in local.builds if build.sources and not tight.isdisjoint(build.acquires)}
         self.open = 0
         """Groups without fixed sources that have not started."""
         for build in local.builds:
@@ -92,7 +96,8 @@ class Part:
         self._crowded: Idle = {}
         """Units of the start that are not crowded, units built in this transition, and crowded ones."""
         self._idle = (self._new, self._old, self._crowded) if fresh else (self._old, self._new, self._crowded)
-        self.free(self.holders)
+        if self.open:
+            self.free(self.holders)
 
     @property
     def spare(self) -> bool:

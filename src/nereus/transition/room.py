@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from nereus.transition.decompose import Build
 from nereus.transition.holders import Holder
-from nereus.transition.totals import totals
 
 
 @dataclass(slots=True, eq=False)
@@ -111,13 +110,13 @@ class Room:
 
 def _most(used: Mapping[int, int], builds: Iterable[Build]) -> dict[int, int]:
     """Device → its level if nothing is ever released."""
-    devices, sizes = list(used), list(used.values())
+    found = dict(used)
     for build in builds:
         # A group that gives up what it reads in place acquires what it would have taken over as well.
         for taken in (build.acquires, build.kept_bytes):
-            devices.extend(taken)
-            sizes.extend(taken.values())
-    return totals(devices, sizes)
+            for device, size in taken.items():
+                found[device] = found.get(device, 0) + size
+    return found
 
 
 def ancestors(step: Step, steps: Mapping[int, Step]) -> set[int]:

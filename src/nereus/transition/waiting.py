@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from heapq import heappush
+from heapq import heapify, heappush
 
 from nereus.core import ModelStage
 from nereus.transition.decompose import Build
@@ -32,7 +32,11 @@ class Waiting:
             for build in part.local.builds:
                 build.index = len(self._part_of)
                 self._part_of.append(part)
-                self.queue(build)
+                (self.ready if build.sources else part.queue).append(self.entry(build))
+            if part.queue:
+                heapify(part.queue)
+                self.serve(part)
+        heapify(self.ready)
 
     def part(self, build: Build) -> Part:
         """The model-stage that a group builds."""
