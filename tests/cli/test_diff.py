@@ -285,5 +285,37 @@ def test_too_little_memory_is_an_error_of_its_own(nereus: Command, tmp_path: Pat
 
 def test_outputs_that_cannot_be_written(nereus: Command, tmp_path: Path) -> None:
     files = (written(tmp_path, "a", A), written(tmp_path, "b", B))
+    before = sorted(tmp_path.iterdir())
     for flag in ("--trace", "--html"):
         refused(nereus("diff", *files, flag, tmp_path / "no" / "where"), 2, flag, "cannot be written")
+        refused(nereus("diff", *files, flag, tmp_path), 2, flag, "directory")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_outputs_do_not_replace_plans_nor_each_other(nereus: Command, tmp_path: Path) -> None:
+    files = (written(tmp_path, "a", A), written(tmp_path, "b", B))
+    before = files[0].read_text()
+    there = sorted(tmp_path.iterdir())
+    refused(nereus("diff", *files, "--trace", tmp_path / "x" / ".." / "a"), 2, "--trace", "that is the plan as well")
+    refused(nereus("diff", *files, "--trace", tmp_path / "c", "--html", tmp_path / "c"), 2, "--html", "--trace as well")
+    assert files[0].read_text() == before
+    assert sorted(tmp_path.iterdir()) == there
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("decisions.jsonl", b"", ["is empty", "before its first step"]),
+        ("decisions.jsonl", b"3\n", ["decisions.jsonl:1", "3, expected an object"]),
+        ("decisions.jsonl", b"[" * 100_000, ["decisions.jsonl:1", "not a record"]),
+        ("decisions.jsonl", bytes(range(256)), ["decisions.jsonl: cannot be read", "utf-8"]),
+        ("decisions.jsonl", b'{"tick": {}}', ["decisions.jsonl:1", "not a record"]),
+        ("calibration.json", b'{"memory_scale": true}', ["calibration.json", "memory_scale: true, expected a number"]),
+        ("calibration.json", b'{"transition_scale": 1e-320}', ["calibration.json", "transition_scale 1e-320"]),
+        ("settings.yaml", bytes(range(256)), ["settings.yaml: cannot be read"]),
+    ],
+)
+def test_a_damaged_run_is_told(nereus: Command, tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
+    directory = run(tmp_path)
+    (directory / name).write_bytes(content)
+    refused(nereus("diff", directory, "--steps", 1, 3), 2, *words)

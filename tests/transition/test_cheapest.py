@@ -69,14 +69,14 @@ def test_what_the_search_leads_to_moves_what_it_says(seed: int) -> None:
     assert moved(dag) >= least[1]
 
 
-@pytest.mark.parametrize("tries", [3, 10, 40])
-def test_what_the_search_had_no_time_to_prove_is_not_called_the_least(tries: int) -> None:
-    """More tries never lose more, and an order that is called the least is no worse than that of all tries."""
-    for seed in range(40):
-        start, goal, capacity = random_case(seed)
-        crowd = Crowd(start, goal, SCHEMAS, capacity, {})
-        best, found = cheapest(crowd, TRIES), cheapest(crowd, tries)
+@pytest.mark.parametrize("seed", range(12))
+def test_what_the_search_had_no_time_to_prove_is_not_called_the_least(seed: int) -> None:
+    start, goal, capacity = random_case(seed)
+    crowd = Crowd(start, goal, SCHEMAS, capacity, {})
+    for tries in (3, 10, 40):
+        found = cheapest(crowd, tries)
         if found is not None:
+            best = cheapest(crowd, TRIES)
             assert best is not None
             assert best.lost_bytes <= found.lost_bytes
             assert not found.least or found.lost_bytes == best.lost_bytes

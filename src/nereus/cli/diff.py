@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Print the transition from plan A to plan B: its primitives, seconds, bytes and memory."""
+    _check_apart(paths, {"--job": job, "--trace": trace_file, "--html": html})
     asked = ask(paths, steps, job, overrides or (), lost)
     host_bytes = size_bytes(host_memory, "--host-memory") if host_memory else None
     found = between(replace(asked, across=across, host_bytes=host_bytes))
@@ -73,6 +75,16 @@ def ask(
     if len(paths) != 2:
         raise SettingsError(f"diff needs two plans A and B, or one RUN and --steps FROM TO; {len(paths)} given")
     return two_plans.of_files(paths[0], paths[1], job, overrides, gone)
+
+
+def _check_apart(plans: list[Path], options: Mapping[str, Path | None]) -> None:
+    """Raise SettingsError when a file would be written over another one that is read or written."""
+    names = {path.resolve(): "the plan" for path in plans}
+    for flag, path in options.items():
+        if path is not None:
+            other = names.setdefault(path.resolve(), flag)
+            if other != flag and (path.is_file() or not path.exists()):  # nothing is lost on a device
+                raise SettingsError(f"{flag} {path}: that is {other} as well, name another file")
 
 
 def devices(text: str) -> frozenset[int]:

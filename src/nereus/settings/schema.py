@@ -5,7 +5,8 @@ A section with `use:` names a plugin; its other keys are the options of that plu
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -20,7 +21,10 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from nereus.core import SettingsError
 
@@ -28,10 +32,33 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+NO_NUMBER = "input should be a number"
+
+
+def _is_no_number(annotation: Any, value: Any) -> bool:
+    """Whether a truth stands for a number, which would pass for 1 or 0."""
+    kinds = set(_kinds(annotation)) if isinstance(value, bool) else set()
+    return bool not in kinds and not kinds.isdisjoint((int, float))
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """An annotation and all it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
+
+
 class Section(BaseModel):
     """A part of the file whose keys are all known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        if _is_no_number(cls.model_fields[info.field_name or ""].annotation, value):
+            raise PydanticCustomError("no_number", NO_NUMBER)
+        return value
 
 
 class Plugin(BaseModel):
@@ -220,6 +247,8 @@ def typed(annotation: Any, value: Any) -> Any:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     except PydanticSchemaGenerationError:
         return value
+    if _is_no_number(annotation, value):
+        raise SettingsError(NO_NUMBER)
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

@@ -139,7 +139,10 @@ def _of_run(run: Path) -> Job:
     """The job of a run: its settings, its pool and first lengths, and what it learnt of costs."""
     if not (run / SETTINGS).is_file():
         raise SettingsError(f"{run}: not a run: there is no {SETTINGS} in it")
-    state = jsonl.read(run)[0].state
+    parts = jsonl.read(run)
+    if not parts:
+        raise SettingsError(f"{run}: {jsonl.DECISIONS} is empty: the run ended before its first step")
+    state = parts[0].state
     learnt, path = state.calibration, run / CALIBRATION
     if path.is_file():
         try:

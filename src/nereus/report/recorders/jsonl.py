@@ -85,13 +85,15 @@ def read(directory: str | Path) -> tuple[Recording, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
     for number, text in enumerate(lines, start=1):
         try:
-            data = json.loads(text)
+            data: Mapping[str, Any] = codec.decode(Mapping[str, Any], json.loads(text))
             if "state" in data:
                 parts.append((codec.decode(ControllerState, data["state"]), []))
             else:
                 parts[-1][1].append(codec.decode(Entry, data["tick"]))
-        except (ValueError, KeyError, IndexError, SettingsError) as error:
+        except (ValueError, KeyError, IndexError, RecursionError, SettingsError) as error:
             raise SettingsError(f"{path}:{number}: not a record of this version: {error}") from None
     return tuple(Recording(state, tuple(entries)) for state, entries in parts)
