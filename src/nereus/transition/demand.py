@@ -21,7 +21,7 @@ Going = Mapping[int, Sequence[tuple[EMU, int]]]
 class Demand:
     """One goal unit. `received_bytes` and `moved_bytes` as in `Price`; `fresh`: nothing on its devices can be read.
 
-    It is `alone` if no other has to be built with it, and stands for `copies` that are alike.
+    It is `alone` if no other has to be built with it in the group `build`, and stands for `copies` that are alike.
     """
 
     goal: EMU
@@ -30,6 +30,7 @@ class Demand:
     fresh: bool
     alone: bool
     gone: frozenset[EMU]
+    build: Build
     copies: int
 
     def lasts(self, senders: int) -> float:
@@ -67,12 +68,9 @@ class Stage:
         """Devices that hold a unit at the start, copies included."""
         return sum(local.copies * unit.layout.size for local in self.parts for unit in (*local.kept, *local.left))
 
-    def building(self, reading: bool = False) -> int:
-        """Devices that units are built on, copies included; with `reading`, where sources of their own are read."""
-        return sum(
-            local.copies * sum(len(build.acquires) for build in local.builds if build.sources or not reading)
-            for local in self.parts
-        )
+    def building(self) -> int:
+        """Devices that units are built on, copies included."""
+        return sum(local.copies * sum(len(build.acquires) for build in local.builds) for local in self.parts)
 
 
 def stages_of(locals_: Iterable[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> tuple[Stage, ...]:
@@ -94,14 +92,14 @@ def _demands(local: LocalDAG, build: Build, over: Mapping[int, int], going: Goin
     alone = len(build.goals) == 1
     if alone and (not over or over.keys().isdisjoint(build.acquires)):
         sizes = (build.received_bytes, build.moved_bytes)
-        yield Demand(build.goals[0], *sizes, not build.sources, alone, frozenset(), local.copies)
+        yield Demand(build.goals[0], *sizes, not build.sources, alone, frozenset(), build, local.copies)
         return
     for goal in build.goals:
         gone = frozenset(_gone(goal, build, over, going))
         held = {device for unit in build.sources if unit not in gone for device in unit.devices}
         price = local.pricing.price(goal, held)
         fresh = held.isdisjoint(goal.devices)
-        yield Demand(goal, price.received_bytes, price.moved_bytes, fresh, alone, gone, local.copies)
+        yield Demand(goal, price.received_bytes, price.moved_bytes, fresh, alone, gone, build, local.copies)
 
 
 def _short(parts: Iterable[LocalDAG], used: Mapping[int, int], capacity: Mapping[int, int]) -> dict[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from nereus.core import EMU, ModelStage
@@ -21,15 +21,25 @@ class _Wait:
     copied: frozenset[ModelStage]
 
 
-def released_bytes(stages: Sequence[Stage]) -> float:
-    """The least span in which all groups find room."""
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """`copied`: when each model-stage has its first new unit, at the earliest; `tails`: how long the span goes on after
+    that, for those that keep no unit: whichever is the last to leave, what needs its room comes after. In bytes."""
+
+    copied: Mapping[ModelStage, float]
+    tails: Mapping[ModelStage, float]
+    span: float
+    """The least in which all groups find room."""
+
+
+def releases_of(stages: Sequence[Stage]) -> Releases:
+    """All model-stages together."""
     going = {
         stage.model_stage: sum(local.copies * len(local.left) for local in stage.parts)
         for stage in stages
         if not any(local.kept or local.elsewhere for local in stage.parts)
     }
     copied: dict[ModelStage, float] = {}
-    """When each model-stage has its first new unit, at the earliest."""
     waits, found = _waits(stages, going), 0.0
     for _ in range(len(stages) + 1):
         ends: dict[ModelStage, float] = {}
@@ -39,15 +49,15 @@ def released_bytes(stages: Sequence[Stage]) -> float:
             found = max(found, start + wait.received)
         copied = ends
     after = _after(stages)
-    for stage in stages:
-        if stage.model_stage in copied and going.get(stage.model_stage):
-            # Whichever of its units is the last to leave, what needs that room comes after.
-            tail = min(after.get(unit, 0) for local in stage.parts for unit in local.left)
-            found = max(found, copied[stage.model_stage] + tail)
-    return max(found, max(copied.values(), default=0.0))
+    tails = {
+        stage.model_stage: float(min(after.get(unit, 0) for local in stage.parts for unit in local.left))
+        for stage in stages
+        if stage.model_stage in copied and going.get(stage.model_stage)
+    }
+    return Releases(copied, tails, max([found, *copied.values(), *(copied[ms] + tail for ms, tail in tails.items())]))
 
 
-def _waits(stages: Sequence[Stage], going: Mapping[ModelStage, int]) -> set[_Wait]:
+def _waits(stages: Sequence[Stage], going: Mapping[ModelStage, int]) -> Set[_Wait]:
     """`going`: how many units of a model-stage leave that keeps none."""
     found: set[_Wait] = set()
     for stage in stages:
