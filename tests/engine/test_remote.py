@@ -29,6 +29,7 @@ from nereus.engine.positions import Position, Positions
 from nereus.engine.reading import LEAST_RUN_BYTES
 from nereus.engine.remote import Remote, tiny_pieces_of
 from nereus.engine.transports import attach
+from nereus.transition.buckets import bucket_bytes
 from nereus.transition.flows import Flow
 
 ACTOR = ModelStage("actor", Stage.TRAINING)
@@ -89,6 +90,8 @@ def test_parts_arrive_where_they_belong_and_nothing_else_changes(merges: bool) -
                 assert (whole.narrow(spec.cut.dim or 0, 0, start) == -1).all()
     assert (traffic.received_bytes, traffic.sent_bytes) == (total, 0)
     assert ledger.used_bytes == 0
+    assert ledger.peak_bytes <= bucket_bytes(TENSORS, KINDS), "the scratch buffer is counted, and small"
+    assert (ledger.peak_bytes > 0) == merges, "columns of the whole are in tiny pieces"
 
 
 def test_what_the_source_does_not_hold_is_refused() -> None:

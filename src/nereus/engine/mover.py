@@ -44,10 +44,12 @@ class Prepared:
     traffic: Traffic
     ledger: Ledger
     readings: tuple[Reading, ...] = ()
+    scratch_bytes: int = 0
+    """For what is not read into a tensor itself."""
 
     def run(self) -> Traffic:
         """Everything, once."""
-        scratch = torch.empty(max((each.scratch_bytes for each in self.readings), default=0), dtype=torch.uint8)
+        scratch = torch.empty(self.scratch_bytes, dtype=torch.uint8)
         alone = partial(self._alone, scratch)
         if self.exchange is None:
             with self.ledger.hold("buckets", scratch):
@@ -143,9 +145,10 @@ class Mover:
             peers = most_peers_of(moves) if most_peers is None else most_peers
             limit = bundle_bytes(self._bucket_bytes, peers)
             exchange = Exchange(self._transport, sends, receives, limit, self._bucket_bytes, _stop, kept)
-        received_bytes = _total(receives) + sum(each.bytes for each in readings.values())
-        traffic = Traffic(received_bytes, _total(sends))
-        return Prepared(tuple(own), exchange, traffic, self._ledger, tuple(readings.values()))
+        read = tuple(readings.values())
+        traffic = Traffic(_total(receives) + sum(each.bytes for each in read), _total(sends))
+        scratch_bytes = max((each.scratch_bytes(self._bucket_bytes) for each in read), default=0)
+        return Prepared(tuple(own), exchange, traffic, self._ledger, read, scratch_bytes)
 
     def _rank(self, device: int) -> int:
         members = () if self._transport is None else self._transport.group.members

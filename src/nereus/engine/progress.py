@@ -60,7 +60,7 @@ class Progress:
     """(source, target) that exchange messages: the target does not read the memory of the source."""
     places: dict[tuple[int, EMU], NDArray[np.int64]] = field(default_factory=dict)
     """(device, unit) → where its position lies in the memory of its process."""
-    _needs: dict[str, tuple[set[str], set[str]]] | None = None
+    _needs: dict[str, tuple[set[str], set[str], set[str]]] | None = None
     _steps: dict[str, Primitive] = field(default_factory=dict)
     _lent: frozenset[EMU] | None = None
 
@@ -105,17 +105,23 @@ class Progress:
         return found
 
     def startable(self) -> list[Primitive]:
-        """In listed order; one that cannot start yet keeps its devices from those after it."""
-        running = {name for name, _ in self.waiting.values()}
-        taken: set[int] = set()
+        """In listed order; one that cannot start yet keeps its devices from those after it.
+
+        Those of one commit group are told ahead: none reads what another makes, and each worker keeps their order.
+        """
+        told = {name for name, _ in self.waiting.values()}
+        taken: dict[int, str | None] = {}
+        """Device → the group of all that it has been told; None where one that waits is among them."""
         found: list[Primitive] = []
         for primitive in self.dag.primitives:
             if primitive.id in self.done:
                 continue
-            devices = self.devices(primitive)
-            if primitive.id not in running and not devices & taken and self._may_start(primitive):
+            devices, group = self.devices(primitive), primitive.group
+            free = all(taken.get(device, group) == group for device in devices)
+            if primitive.id not in told and free and self._may_start(primitive, told):
                 found.append(primitive)
-            taken |= devices
+                told.add(primitive.id)
+            taken |= dict.fromkeys(devices, group if free and primitive.id in told else None)
         return found
 
     @property
@@ -128,8 +134,8 @@ class Progress:
         """Whether everything is done and everybody has said so."""
         return len(self.done) == len(self.dag.primitives) and not (self.waiting or self.telling or self.committable())
 
-    def _may_start(self, primitive: Primitive) -> bool:
-        """Whether what it waits for is done; state that another group makes must have been committed.
+    def _may_start(self, primitive: Primitive, told: Collection[str]) -> bool:
+        """Whether what it waits for is done, or told if of its own group; state of others must have been committed.
 
         A worker commits before it does what it is told next, so only a Destroy waits until all have said that they did:
         one that dies before it has must not take the last copy with it.
@@ -138,18 +144,22 @@ class Progress:
             return False
         if self._needs is None:
             self._needs = self._found_needs()
-        steps, groups = self._needs[primitive.id]
-        return steps <= self.done and groups <= self.committed
+        steps, own, groups = self._needs[primitive.id]
+        return steps <= self.done and own <= self.done.union(told) and groups <= self.committed
 
-    def _found_needs(self) -> dict[str, tuple[set[str], set[str]]]:
-        """Primitive → the primitives that must be done, and the commit groups that must be committed, before it."""
+    def _found_needs(self) -> dict[str, tuple[set[str], set[str], set[str]]]:
+        """Primitive → what comes before it: primitives of other groups, of its own, and groups that it reads from."""
         groups = {step.id: name for name, steps in self.dag.groups.items() for step in steps}
-        found: dict[str, tuple[set[str], set[str]]] = {step.id: (set(), set()) for step in self.dag.primitives}
+        found: dict[str, tuple[set[str], set[str], set[str]]]
+        found = {step.id: (set(), set(), set()) for step in self.dag.primitives}
         for edge in self.dag.edges:
-            steps, committed = found[edge.later]
-            steps.add(edge.earlier)
+            steps, own, committed = found[edge.later]
             group = groups.get(edge.earlier)
-            if group is not None and group != groups.get(edge.later) and edge.kind is EdgeKind.STATE:
+            if group is not None and group == groups.get(edge.later):
+                own.add(edge.earlier)
+                continue
+            steps.add(edge.earlier)
+            if group is not None and edge.kind is EdgeKind.STATE:
                 committed.add(group)
         return found
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nereus.core import DTYPE_BYTES, EMU, Move, StateSchema, TransportError
 from nereus.engine.messages import Part
 from nereus.engine.positions import TORCH_DTYPES, shards
-from nereus.engine.reading import SCRATCH_BYTES, pull, readable, scratch_bytes, tiny
+from nereus.engine.reading import pull, readable, scratch_bytes, tiny
 from nereus.engine.transports.attach import MOST_CALL_BYTES, Process, runs
 from nereus.transition.flows import Flow
 
@@ -67,10 +67,9 @@ class Reading:
         """All parts together."""
         return sum(part.bytes for part in self.parts)
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Of the scratch buffer that it needs."""
-        return scratch_bytes(self.parts, SCRATCH_BYTES)
+    def scratch_bytes(self, room_bytes: int) -> int:
+        """Of the scratch buffer that it needs, at most `room_bytes`."""
+        return scratch_bytes(self.parts, room_bytes)
 
     def add(self, move: Move, part: Part) -> None:
         """Fill `part` with what the other device holds of a move."""
