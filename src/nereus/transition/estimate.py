@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from nereus.core import Calibration, Cluster, Lot, ModelStage, StateSchema, TransitionDAG, TransitionEstimate
+from nereus.core import Calibration, Cluster, ModelStage, StateSchema, TransitionDAG, TransitionEstimate
 from nereus.transition.fit import peak_bytes
 from nereus.transition.minimum import minimum_and_composed_bytes
 from nereus.transition.timeline import Loads, critical_path, timeline, with_groups
@@ -23,16 +23,17 @@ def estimate(
     ideal_s, critical = 0.0, tuple[str, ...]()
     links = Counter(intra=0, inter=0)
     buffers: dict[int, int] = {}
-    for lot in dag.lots or (_all(dag),):
-        loads = Loads(lot.dag, schemas, cluster)
-        spans = timeline(lot.dag, loads.of)
-        end_s = max((span.end_s for span in spans.values()), default=0.0)
+    for lot in dag.lots or (None,):
+        part, copies = (lot.dag, len(lot.copies)) if lot else (dag, 1)
+        loads = Loads(part, schemas, cluster)
+        spans = timeline(part, loads.of)
+        end_s = max([span.end_s for span in spans.values()], default=0.0)
         if end_s > ideal_s:
             path = critical_path(spans)
-            ideal_s, critical = end_s, tuple(map(lot.named, path)) if dag.lots else path
-        links["intra"] += len(lot.copies) * sum([load.intra_bytes for load in loads.of.values()])
-        links["inter"] += len(lot.copies) * sum([load.inter_bytes for load in loads.of.values()])
-        buffers |= lot.everywhere(loads.staging_bytes)
+            ideal_s, critical = end_s, tuple(map(lot.named, path)) if lot else path
+        links["intra"] += copies * sum([load.intra_bytes for load in loads.of.values()])
+        links["inter"] += copies * sum([load.inter_bytes for load in loads.of.values()])
+        buffers |= lot.everywhere(loads.staging_bytes) if lot else loads.staging_bytes
     seconds = 0.0 if dag.idle else calibration.transition_overhead_s + calibration.transition_scale * ideal_s
     changed = [ms for ms in dag.start.model_stages if dag.start.blocks(ms) != dag.goal.blocks(ms)]
     ends = [minimum_and_composed_bytes(schemas[ms], dag.start.blocks(ms), dag.goal.blocks(ms)) for ms in changed]
@@ -45,8 +46,3 @@ def estimate(
         composed_bytes=sum(composed for _, composed in ends),
         critical_path=critical,
     )
-
-
-def _all(dag: TransitionDAG) -> Lot:
-    """One that is not folded as its own only lot."""
-    return Lot(dag, (tuple(sorted(dag.devices)),))

@@ -16,6 +16,7 @@ from nereus.core import (
     Destroy,
     Extend,
     Kind,
+    Layout,
     Merge,
     ModelStage,
     Move,
@@ -113,7 +114,8 @@ def exchanges(
     dag: TransitionDAG, schemas: Mapping[ModelStage, StateSchema]
 ) -> Iterator[tuple[tuple[Primitive, ...], Exchange]]:
     """Each commit group of the model-stages in `schemas`, and what it moves."""
-    goal: dict[ModelStage, frozenset[EMU]] = {}
+    goal: dict[ModelStage, dict[tuple[int, ...], Layout]] = {}
+    """Devices → the layout of the unit there, for the units of the goal."""
     found: dict[ModelStage, Exchanges] = {}
     for group in dag.groups.values():
         ms = group[0].model_stage
@@ -121,9 +123,10 @@ def exchanges(
             built = group[0].targets
             if len(group) > 1:
                 if ms not in goal:
-                    goal[ms] = frozenset(dag.goal.of(ms))
-                made = (unit for primitive in group for unit in primitive.targets if unit in goal[ms])
-                built = tuple(dict.fromkeys(made))
+                    goal[ms] = {unit: block.layout for block in dag.goal.blocks(ms) for unit in block.devices}
+                there = goal[ms].get
+                made = [unit for primitive in group for unit in primitive.targets]
+                built = tuple(dict.fromkeys([unit for unit in made if there(unit.devices) == unit.layout]))
             if ms not in found:
                 found[ms] = exchanges_of(schemas[ms])
             yield group, found[ms].of(Job(source_units(group), built), node_of=dag.node_of)

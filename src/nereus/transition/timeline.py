@@ -58,28 +58,30 @@ class Loads:
         self._together = of_link(cluster.links["intra"], "state.all_bytes_per_s")
         kinds = cluster.kinds.values()
         copying, hashing = (min(of_kind(kind, name) for kind in kinds) for name in (COPYING, HASHING))
-        self._known: dict[tuple[int, Sequence[int]], tuple[Pairs, Load, Mapping[int, int]]] = {}
+        known: dict[tuple[int, Sequence[int]], tuple[Pairs, Load, Mapping[int, int]]] = {}
         """(id of what is moved, nodes) → it, so that the id stays its own; its load; what each device stages."""
         self.of: dict[str, Load] = {}
         """Acquiring primitive or Offload, by id."""
         self.staging_bytes: dict[int, int] = {}
         """Device → the most that its buffers take; it runs one primitive at a time."""
+        buffers = self.staging_bytes
+        beside = isfinite(copying) or isfinite(hashing)
         node_of = dag.node_of or {device.id: device.node for device in cluster.devices}
         for group, exchange in exchanges(dag, schemas):
-            schema = schemas[group[0].model_stage]
+            schema, devices = schemas[group[0].model_stage], exchange.devices
             # A pattern is of one arrangement of nodes where the transition knows them.
             nodes = exchange.pattern.nodes or numbered(exchange.devices, node_of)
             apart = () if exchange.pattern.nodes else nodes
             for primitive, share in zip(group, shares(group, exchange), strict=True):
-                known = self._known.get((id(share), apart))
-                if known is None:
-                    known = self._known[id(share), apart] = share, *self._load(share, nodes, schema)
-                _, self.of[primitive.id], staged = known
+                found = known.get((id(share), apart))
+                if found is None:
+                    found = known[id(share), apart] = share, *self._load(share, nodes, schema)
+                _, self.of[primitive.id], staged = found
                 for index, size in staged.items():
-                    device = exchange.devices[index]
-                    if size > self.staging_bytes.get(device, 0):
-                        self.staging_bytes[device] = size
-            if isfinite(copying) or isfinite(hashing):
+                    device = devices[index]
+                    if size > buffers.get(device, 0):
+                        buffers[device] = size
+            if beside:
                 first = group[0].id
                 beside_s = _copied_bytes(group, exchange, schema) / copying + _hashed_bytes(group, schema) / hashing
                 self.of[first] = replace(self.of[first], seconds=self.of[first].seconds + beside_s)
