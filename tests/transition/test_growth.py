@@ -15,7 +15,7 @@ from nereus.transition import connect, stored_bytes
 from nereus.transition.budget import Budget
 from nereus.transition.growth import Gate, Growth, Swap
 from tests.oracles.shortest_orders import shortest_bytes
-from tests.support.models import REWARD, ROLLOUT, assign, plan
+from tests.support.models import ACTOR, REWARD, ROLLOUT, assign, plan
 from tests.support.small import SCHEMAS, full
 
 swaps_ = st.lists(st.builds(Swap, st.integers(1, 4), st.integers(1, 4), st.just(0)), max_size=3)
@@ -58,7 +58,7 @@ def test_no_way_to_let_units_leave_takes_fewer_rounds(permanent: int, beside: in
         (Growth(8, 24, Counter([Swap(8, 8, 0)])), Gate(), 3),  # of 8 devices come 8, then 8 more or 8 in their place
         (Growth(24, 24, Counter([Swap(8, 8, 2)] * 3), whole=True), Gate(), 3),  # 8 of 16, 16 of 8 + 8, and the rest
         (Growth(24, 24, Counter([Swap(8, 8, 2)] * 3)), Gate(), 2),  # were they built from six devices each
-        (Growth(4, 8, Counter()), Gate(earliest=1.5, late=6), 2.5),  # two have room at once, six when the other is there
+        (Growth(4, 8, Counter()), Gate(earliest=1.5, late=6), 2.5),  # six have room later
         (Growth(16, 8, Counter([Swap(4, 4, 0)] * 2)), Gate(0.25, 0, 1.2, 8), 2),  # 8 have left for another, 8 swap
         (Growth(16, 8, Counter([Swap(4, 4, 0)] * 2)), Gate(0.25, 0, 0.9, 8), 1),  # that may follow here
     ],
@@ -85,3 +85,13 @@ def test_what_waits_for_another_model_stage_is_late_for_the_first_round() -> Non
     sizes = [stored_bytes(goal, SCHEMAS)[device] for device in (2, 3)]
     assert dag.certified
     assert dag.span_bytes == sum(sizes)
+
+
+def test_units_that_take_over_from_one_are_built_together_from_fewer_senders() -> None:
+    """Six devices from four in one round and a half: a sender need not make whole rounds of what it sends."""
+    start = expand(plan(assign(ACTOR, Layout(2, 2), 3, 1, 9, 6, 8, 4, 0, 5)))
+    goal = expand(plan(assign(ACTOR, Layout(1, 2), 7, 6, 1, 2, 9, 3)))
+    capacity = {device: size * 105 // 100 for device, size in full(start, goal).items()}
+    dag = connect(start, goal, SCHEMAS, Budget(capacity))
+    best = shortest_bytes(start, goal, SCHEMAS, capacity)
+    assert dag.bound_bytes <= dag.span_bytes == best == 1.5 * stored_bytes(goal, SCHEMAS)[7]

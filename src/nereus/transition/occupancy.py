@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,12 +22,14 @@ Pieces = frozenset[float]
 class _Sent:
     """What one model-stage has to send to devices that hold nothing of it.
 
-    `pieces` are the times, in bytes, that a group of these can occupy a sender; no sender gives more than that.
+    `pieces` are the times, in bytes, that a group of these can occupy a sender; no sender gives more than that. Of the
+    `loose` only the least is known.
     """
 
     total_bytes: int
     pieces: Pieces
     devices: frozenset[int]
+    loose: bool
 
 
 def occupied_bytes(stages: Sequence[Stage]) -> float:
@@ -63,14 +65,31 @@ def _sent(stage: Stage) -> _Sent | None:
     fresh = [demand for demand in stage.demands if demand.fresh and demand.moved_bytes]
     if not fresh:
         return None
-    sizes = {unit.layout.size for unit in stage.old} | {demand.goal.layout.size for demand in stage.demands}
-    kinds = {(demand.goal.layout.size, demand.received_bytes, demand.moved_bytes) for demand in fresh}
+    sizes = frozenset(unit.layout.size for unit in (*stage.old, *(demand.goal for demand in stage.demands)))
+    groups: dict[int, Counter[tuple[int, int, int]]] = defaultdict(Counter)
+    for demand in fresh:
+        groups[id(demand.build)][demand.goal.layout.size, demand.received_bytes, demand.moved_bytes] += 1
+    most_of: Counter[tuple[int, int, int]] = Counter()
+    for group in groups.values():
+        most_of |= group
+    # Several of those that are tied may be built as one group, from fewer senders than they are devices.
+    kinds = {
+        (size * number, most, all_ * number)
+        for (size, most, all_), count in most_of.items()
+        for number in range(1, count + 1)
+    }
     pieces = frozenset(max(float(most), all_ / count) for size, most, all_ in kinds for count in _counts(size, sizes))
     devices = frozenset[int]().union(*map(_devices, stage.parts))
-    return _Sent(sum(demand.copies * demand.moved_bytes for demand in fresh), pieces, devices)
+    return _Sent(
+        sum(demand.copies * demand.moved_bytes for demand in fresh),
+        pieces,
+        devices,
+        any(len(group) > 1 for group in groups.values()),
+    )
 
 
-def _counts(size: int, sizes: Iterable[int]) -> list[int]:
+@lru_cache(maxsize=1024)
+def _counts(size: int, sizes: frozenset[int]) -> list[int]:
     """How many senders a unit on `size` devices may have: units of `sizes`, up to as many as there are receivers."""
     reached = {0}
     for count in range(1, size):
@@ -92,7 +111,9 @@ def _least(sent: Sequence[_Sent], taken: Mapping[int, float], copies: Mapping[in
     # By then every device has had time for pieces of its share, but for less than one piece.
     latest = busiest + wanted / sum(alike.values()) + max(max(each.pieces) for each in sent)
     ways = {which: _pieces(sent, which) for _, which in alike}
-    sums = {which: _sums(pieces, latest - min(t for t, _ in alike)) for which, pieces in ways.items()}
+    loose = sum(1 << index for index, each in enumerate(sent) if each.loose)
+    longest = latest - min(t for t, _ in alike)
+    sums = {which: None if which & loose else _sums(pieces, longest) for which, pieces in ways.items()}
 
     def enough(end: float) -> bool:
         had = sum(n * _most(sums[which], ways[which], end * (1 + ROUNDING) - t) for (t, which), n in alike.items())
