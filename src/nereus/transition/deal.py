@@ -6,13 +6,13 @@ The places that a plan puts on one node are a *block*. A block may change nodes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from nereus.transition.profile import Ints
-from nereus.transition.rows import Lookup
+from nereus.transition.rows import Lookup, runs
 
 WINDOW = 256
 """Up to so many nodes are dealt together; larger pools go in runs of neighbours."""
@@ -39,7 +39,8 @@ class Blocks:
 
     def rows(self, chosen: Ints | slice) -> Blocks:
         """Some of the nodes."""
-        return Blocks(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        named = self.named[chosen]
+        return Blocks(self.devices[chosen], self.held[chosen], self.places[chosen], self.wanted[chosen], named)
 
 
 def deal(free: Ints, held: Ints, named: Ints, overlap: Ints, nodes: Lookup, kinds: Lookup | None = None) -> Ints:
@@ -55,8 +56,7 @@ def deal(free: Ints, held: Ints, named: Ints, overlap: Ints, nodes: Lookup, kind
     node = nodes(free)
     by_node = np.argsort(node, kind="stable")
     by_place = by_node if same else np.argsort(nodes(named), kind="stable")
-    starts = np.flatnonzero(np.diff(node[by_node], prepend=node.min() - 1))
-    lengths = np.diff(starts, append=len(free))
+    starts, lengths = runs(node[by_node])
     every = Blocks(free[by_node], held[by_node], by_place, by_place % overlap.shape[1], named[by_place])
     chosen = np.empty(len(free), dtype=np.int64)
     for length in sorted(set(lengths.tolist())):
@@ -91,7 +91,8 @@ def _deal(blocks: Blocks, alike: Sequence[Ints], overlap: Ints, chosen: Ints) ->
                 known[key] = _homes(overlap, held, wanted, run)
             home[window] = window[known[key]]
     devices, length = blocks.devices[home], blocks.places.shape[1]
-    ways, way = distinct(np.column_stack([held_id[home], wanted_id, _order(devices, blocks.named)]))
+    alone = (held_id[home, None], wanted_id[:, None], _order(devices, blocks.named))
+    ways, way = distinct(np.concatenate(alone, axis=1))
     tables = overlap[held[ways[:, 0]][:, :, None], wanted[ways[:, 1]][:, None, :]]
     # Among equals the plan's own order wins: twice the bytes leave room for half a byte of preference.
     preferred = tables * 2 + (np.arange(length)[:, None] == ways[:, None, 2:])
@@ -99,13 +100,16 @@ def _deal(blocks: Blocks, alike: Sequence[Ints], overlap: Ints, chosen: Ints) ->
     for each, table in zip(dealt, preferred, strict=True):
         rows, columns = linear_sum_assignment(table, maximize=True)
         each[columns] = rows
-    chosen[blocks.places] = np.take_along_axis(devices, dealt[way], axis=1)
+    chosen[blocks.places] = devices[np.arange(len(devices))[:, None], dealt[way]]
 
 
 def _order(devices: Ints, named: Ints) -> Ints:
     """(blocks, places): which of the devices of a block the plan names for a place; -1: none."""
-    found = np.tile(np.arange(devices.shape[1]), (len(devices), 1))
-    others = np.flatnonzero((devices != named).any(axis=1))
+    found = np.empty(devices.shape, dtype=np.int64)
+    found[:] = np.arange(devices.shape[1])
+    others = (devices != named).any(axis=1).nonzero()[0]
+    if not len(others):
+        return found
     as_named = devices[others][:, :, None] == named[others][:, None, :]
     found[others] = np.where(as_named.any(axis=1), as_named.argmax(axis=1), -1)
     return found
@@ -142,7 +146,7 @@ def _worth(overlap: Ints, held: Ints, wanted: Ints) -> Ints:
         found[first : first + rows] = best.sum(axis=2)
         # Where devices want the same place, only an assignment tells.
         at = np.sort(np.where(best > 0, at, -1 - np.arange(length)), axis=2)
-        for node, block in np.argwhere((np.diff(at, axis=2) == 0).any(axis=2)).tolist():
+        for node, block in np.argwhere((at[:, :, 1:] == at[:, :, :-1]).any(axis=2)).tolist():
             taken = linear_sum_assignment(tables[node, block], maximize=True)
             found[first + node, block] = tables[node, block][taken].sum()
     return found

@@ -16,7 +16,7 @@ from nereus.core import EMUBlock, EMUSet, ModelStage, StateSchema
 from nereus.transition.deal import distinct
 from nereus.transition.lots import Flags, Needs, lots_of
 from nereus.transition.profile import Ints
-from nereus.transition.rows import numbered, rows_of
+from nereus.transition.rows import numbered, rows_of, runs
 from nereus.transition.sizes import sizes_of
 
 AMPLE = np.iinfo(np.int64).max
@@ -197,8 +197,7 @@ def _not_in(block: _Block, others: Iterable[_Block], devices: int) -> Flags:
 def _alike(lot_of: Ints, blocks: Sequence[_Block], node: Ints, free: Ints) -> list[tuple[Ints, Ints]]:
     """Numbers of lots that agree in all but their devices, and (lots, devices) the devices of each, ascending."""
     order = np.argsort(lot_of, kind="stable")
-    starts = np.flatnonzero(np.diff(lot_of[order], prepend=-1))
-    sizes = np.diff(starts, append=len(order))
+    starts, sizes = runs(lot_of[order])
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order)) - np.repeat(starts, sizes)
     facts = np.stack([*_facts(blocks, rank), np.where(node < 0, -1, rank[node]), free], axis=1)

@@ -63,9 +63,10 @@ class Pricing:
 
     def stored(self, layout: Layout) -> tuple[int, ...]:
         """Bytes stored at each position of a layout."""
-        if layout not in self._stored:
-            self._stored[layout] = tuple(self._sizes.stored(layout).tolist())
-        return self._stored[layout]
+        found = self._stored.get(layout)
+        if found is None:
+            found = self._stored[layout] = tuple(self._sizes.stored(layout).tolist())
+        return found
 
     def stored_on(self, unit: EMU) -> dict[int, int]:
         """Bytes that a unit stores, by device; found once."""

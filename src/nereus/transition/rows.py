@@ -40,6 +40,13 @@ def looked_up(asked: Ints, keys: Ints, values: Ints, default: int) -> Ints:
     return np.where(keys[order][at] == asked, values[order][at], default)
 
 
+def runs(ordered: Ints) -> tuple[Ints, Ints]:
+    """Where runs of equal neighbours start, and how long they are."""
+    starts = np.concatenate([[0], (ordered[1:] != ordered[:-1]).nonzero()[0] + 1])
+    ends = np.concatenate([starts[1:], [len(ordered)]])
+    return starts, ends - starts
+
+
 def numbered(rows: Sequence[Ints]) -> tuple[Ints, list[Ints]]:
     """All distinct devices in `rows`, ascending, and the place among them of each in each."""
     low, high = min(int(each.min()) for each in rows), max(int(each.max()) for each in rows)
