@@ -35,6 +35,13 @@ ORDERS = (
         "tests/transition/test_shortest.py::test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter",
     ),
     Mutation(
+        "try rules that seldom help whatever it takes",
+        "transition/schedule.py",
+        "<= saved * (limit - enough)",
+        "<= 0.5 * (limit - enough)",
+        "tests/transition/test_tries.py::test_rules_that_seldom_help_are_left_out_where_there_is_an_order",
+    ),
+    Mutation(
         "give up every order but the first",
         "transition/run.py",
         "self.late |= end >= self._limit_bytes",
