@@ -29,6 +29,7 @@ from nereus.engine.transports.memory import execute
 from nereus.transition import compile, connect, fit, peak_bytes, stored_bytes
 from nereus.transition.budget import Budget
 from nereus.transition.decompose import decompose
+from nereus.transition.lead import Lead
 from nereus.transition.schedule import IN_PLACE, Memory, schedule
 from nereus.transition.site import Site
 from tests.oracles.brute_force_orders import an_order_exists
@@ -361,3 +362,32 @@ def test_a_device_without_a_node_is_alone_on_its_own() -> None:
 def test_a_model_stage_that_keeps_nothing_names_it() -> None:
     with pytest.raises(InfeasibleError, match="critic/training: no unit exists"):
         connect(EMUSet(()), EMUSet(units(CRITIC, Layout(1), 0)), {CRITIC: even()})
+
+
+def test_a_group_falls_apart_where_what_it_still_reads_would_send_for_longer_than_it_receives() -> None:
+    old = units(ACTOR, Layout(1, 4), *range(8))
+    new = [EMU(ACTOR, Layout(1, 2), devices) for devices in ((0, 1), (3, 4))]
+    local = decompose(old, new, even(layers=4, rows=12, columns=2))
+    (tied,) = local.builds
+    assert local.drop(tied, old[0]) == []  # what the other four devices send is no more than each receives
+    apart = local.drop(tied, old[1])
+    assert [(group.goals, group.sources) for group in apart] == [((goal,), ()) for goal in new]
+    assert sum(group.moved_bytes for group in apart) == tied.moved_bytes
+    assert len({tied.name, *(group.name for group in apart)}) == 1 + len(new)
+
+
+def test_groups_that_fell_apart_are_built_within_memory_and_as_the_goal_says() -> None:
+    start, goal, capacity = random_case(220)
+    dag = connect(start, goal, SCHEMAS, Budget(capacity))
+    tied = sum(len(decompose(start.of(ms), goal.of(ms), SCHEMAS[ms]).builds) for ms in goal.model_stages)
+    assert len({step.group for step in dag.primitives if not isinstance(step, Destroy)}) > tied
+    assert all(peak <= capacity[device] for device, peak in peak_bytes(dag, SCHEMAS).items())
+    world = filled(start, SCHEMAS)
+    execute(dag, SCHEMAS, world)
+    assert_holds(world, goal, SCHEMAS)
+
+
+def test_a_lead_leaves_units_to_be_read_where_it_builds_nothing() -> None:
+    first, second, third = units(ACTOR, Layout(1, 2), *range(6))
+    lead = Lead((), (first, second, (ACTOR, frozenset({2, 4})), third))
+    assert list(lead.unread) == [second]

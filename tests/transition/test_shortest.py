@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,11 +68,32 @@ def test_no_rule_that_is_skipped_and_no_order_that_is_given_up_is_shorter(seed: 
         assert dag.span_bytes == round(min(found))
 
 
-@pytest.mark.parametrize("seed", [299, 41, 132, 3651, 112, 297, 1495, 2443])
+@pytest.mark.parametrize("seed", [2859, 41, 132, 3651, 112, 297, 1495, 2443])
 def test_each_try_leads_to_a_shortest_order_that_no_other_finds(seed: int) -> None:
     """In the order of the tries, after the first one; at last by what units cost to lose."""
     start, goal, capacity = random_case(seed)
     assert connect(start, goal, SCHEMAS, Budget(capacity)).span_bytes == shortest_bytes(start, goal, SCHEMAS, capacity)
+
+
+@pytest.mark.parametrize("seed", [5720, 5884])
+def test_no_group_that_has_started_is_still_said_to_lose_what_it_reads(seed: int) -> None:
+    """Cases in which a group that has lost all it was to read is built together with another one."""
+    start, goal, capacity = random_case(seed)
+    ended: list[bool] = []
+    walk = Run.walk
+
+    def checked(run: Run, *rest: Any) -> Any:
+        stuck = walk(run, *rest)
+        if stuck is None and not run.late:
+            parts = [run.part(step.build.goals[0]) for step in run.order if step.build]
+            ended.append(not any(part.open or part.risky for part in parts))
+        return stuck
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "walk", checked)
+        connect(start, goal, SCHEMAS, Budget(capacity))
+    assert ended
+    assert all(ended)
 
 
 entries = st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=30)

@@ -71,11 +71,11 @@ def connect(
         parts = fold(start, goal, changed, schemas, space)
         if parts:
             try:
-                dag = _of_parts(start, goal, parts, schemas, memory, site)
+                dag, groups = _of_parts(start, goal, parts, schemas, memory, site)
             except BlockedError:  # ordered as a whole, a part may get help from others
                 pass
             else:
-                dag = dag if dag.certified else _shorter(dag, changed, schemas, memory, site)
+                dag = dag if dag.certified else _shorter(dag, groups, changed, schemas, memory, site)
                 return spared(dag, schemas, memory, site)
     return _whole(start, goal, changed, schemas, memory, site, budget.host_bytes)
 
@@ -87,8 +87,10 @@ def _of_parts(
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
-) -> TransitionDAG:
-    """Each part ordered on its own. Raises BlockedError when one of them has no order that fits.
+) -> tuple[TransitionDAG, int]:
+    """Each part ordered on its own, and the number of commit groups before any has fallen apart.
+
+    Raises BlockedError when one of them has no order that fits.
 
     A part that has units of a model-stage before and after always has a whole one, so that all may leave where no new
     one is made.
@@ -108,27 +110,28 @@ def _of_parts(
     ]
     least = bound_bytes(every, memory.used, memory.capacity, site)
     lots: list[Lot] = []
-    longest = 0.0
+    longest, groups = 0.0, 0
     for part, locals_ in sorted(zip(parts, changed, strict=True), key=_work, reverse=True):
         own = _within(memory, part.devices[0].tolist())
         aim = Aim(0.0, max(least, longest), TRIED_GROUPS // len(parts))
         dag = _ordered(part.start, part.goal, locals_, schemas, own, site, aim)
         longest = max(longest, dag.span_bytes)
         if not dag.idle:
+            groups += len(part.devices) * sum(len(local.builds) for local in locals_)
             lots.append(Lot(dag, tuple(map(tuple, part.devices.tolist()))))
     lots.sort(key=lambda lot: lot.dag.primitives[0].model_stage.sort_key)
-    return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, round(longest), round(least))
+    return TransitionDAG.folded(start, goal, tuple(lots), site.node_of, round(longest), round(least)), groups
 
 
 def _shorter(
     dag: TransitionDAG,
+    groups: int,
     changed: Sequence[ModelStage],
     schemas: Mapping[ModelStage, StateSchema],
     memory: Memory,
     site: Site,
 ) -> TransitionDAG:
-    """`dag`, or the order in one piece where that is shorter and the whole small enough to look for it."""
-    groups = sum(len(lot.copies) * len(lot.dag.groups) for lot in dag.lots)
+    """`dag`, or the order in one piece where that is shorter and the whole, of so many groups, is small enough."""
     units = sum(len(block.devices) for ms in changed for ends in (dag.start, dag.goal) for block in ends.blocks(ms))
     limits = LARGE if _unequal(dag) else SMALL
     if groups > limits[0] or units > limits[1]:

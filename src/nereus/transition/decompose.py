@@ -71,11 +71,35 @@ class LocalDAG:
     losses: dict[tuple[str, tuple[int, ...]], tuple[tuple[EMU, ...], int]] = field(default_factory=dict)
     """Name of a group and devices of a unit that it reads → all it read when that was found, and the loss."""
 
-    def drop(self, build: Build, unit: EMU) -> None:
-        """`build` reads `unit` no longer, which may then be destroyed before it."""
+    def drop(self, build: Build, unit: EMU) -> list[Build]:
+        """`build` reads `unit` no longer, which may then be destroyed before it.
+
+        The groups that it falls apart into, if nothing else ties its goal units together and what it still reads would
+        send for longer than they receive: some of them are read by others then.
+        """
         build.sources = tuple(source for source in build.sources if source != unit)
-        if not build.acquires.keys().isdisjoint(unit.devices):
-            build.price(self.pricing)
+        if build.acquires.keys().isdisjoint(unit.devices):
+            return []
+        build.price(self.pricing)
+        senders = sum(len(source.devices) for source in build.sources)
+        if len(build.goals) == 1 or build.moved_bytes <= senders * build.received_bytes:
+            return []
+        return self._apart(build)
+
+    def _apart(self, build: Build) -> list[Build]:
+        """What `build` falls apart into. A source on no device of it helps the first."""
+        found = _tied(build.goals, build.sources, self.sub)
+        if len(found) == 1:
+            return []
+        near = {unit for _, units in found for unit in units}
+        first = [unit for unit in build.sources if unit not in near]
+        apart = [
+            Build(f"{build.name}.{number}", goals, (*units, *(() if number else first)), {}, {}, 0, 0)
+            for number, (goals, units) in enumerate(found)
+        ]
+        for each in apart:
+            each.price(self.pricing)
+        return apart
 
     def loss(self, build: Build, unit: EMU) -> int:
         """Bytes that the busiest device of `build` receives more if it does not read `unit`."""
@@ -160,6 +184,16 @@ def _changes(start: Sequence[EMU], goal: Sequence[EMU]) -> tuple[tuple[EMU, ...]
 
 def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing: Pricing) -> tuple[Build, ...]:
     """Goal units that need the same Split together; the rest on their own."""
+    found: list[Build] = []
+    for number, (goals, sources) in enumerate(_tied(built, readable, sub)):
+        build = Build(f"{goals[0].model_stage}/{number}", goals, sources, {}, {}, 0, 0)
+        build.price(pricing)
+        found.append(build)
+    return tuple(found)
+
+
+def _tied(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout) -> list[tuple[tuple[EMU, ...], tuple[EMU, ...]]]:
+    """Goal units that need the same Split, and the units on their devices."""
     unit_on = {device: index for index, unit in enumerate(readable) for device in unit.devices}
     shared = [degrees(unit.layout) != degrees(sub) for unit in readable]
     group_of: dict[int, int] = {}
@@ -179,14 +213,13 @@ def _groups(built: Sequence[EMU], readable: Sequence[EMU], sub: Layout, pricing:
             members[home].extend(members.pop(other))
             locals_[home].update(locals_.pop(other))
         group_of.update((unit, home) for unit in locals_[home] if shared[unit])
-    found: list[Build] = []
-    for number, home in enumerate(sorted(members)):
-        goals = tuple([built[index] for index in sorted(members[home])])
-        sources = tuple([readable[unit] for unit in locals_[home]]) if home in locals_ else ()
-        build = Build(f"{goals[0].model_stage}/{number}", goals, sources, {}, {}, 0, 0)
-        build.price(pricing)
-        found.append(build)
-    return tuple(found)
+    return [
+        (
+            tuple([built[index] for index in sorted(members[home])]),
+            tuple([readable[unit] for unit in locals_[home]]) if home in locals_ else (),
+        )
+        for home in sorted(members)
+    ]
 
 
 def _ask_replicas(builds: Sequence[Build], readable: Sequence[EMU], node_of: Mapping[int, int] | None) -> None:

@@ -27,9 +27,6 @@ def follow(run: Run, lead: Lead, builds: Iterable[Build]) -> None:
     while any(isinstance(step, Build) for step in way):
         if not _step(run, way):
             run.commit_next()
-    for holder in way:
-        while isinstance(holder, Holder) and not _left(run, holder):
-            run.commit_next()
     run.queue(others)
 
 

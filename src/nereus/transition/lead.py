@@ -23,12 +23,18 @@ class Lead:
 
     @property
     def unread(self) -> Iterator[EMU]:
-        """Units that no group reads on their own devices."""
-        read: dict[ModelStage, set[int]] = {}
+        """Units that leave before the groups on their devices are built, so that none reads them there.
+
+        Where the lead builds nothing they may be read as long as they are there.
+        """
+        groups = [step for step in self.steps if not isinstance(step, EMU)]
+        read = {(ms, device): False for ms, devices in groups for device in devices}
+        """Model-stage and a device on which it is built → whether a unit there has been read."""
         for step in self.steps:
-            if isinstance(step, EMU):
-                if read.get(step.model_stage, set()).isdisjoint(step.devices):
-                    yield step
-            else:
-                read.setdefault(step[0], set()).update(step[1])
+            if not isinstance(step, EMU):
+                read.update({(step[0], device): True for device in step[1]})
+                continue
+            there = [read[step.model_stage, device] for device in step.devices if (step.model_stage, device) in read]
+            if there and not any(there):
+                yield step
         yield from self.offloaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 
@@ -78,6 +78,8 @@ class Leaving:
         left = {id(part): max(1, part.alive // 2) for part in self._run.parts.values()}
         dropped = False
         for build in builds:
+            if not build.goals:
+                continue
             holder = self._most_useful(self._run.room.short(build), left)
             if holder is not None:
                 left[id(holder.part)] -= 1
@@ -126,13 +128,38 @@ class Leaving:
         """No group that has not started reads the unit any more, and it leaves."""
         part = holder.part
         for build in [build for build in holder.groups if not self._run.started(build)]:
-            part.local.drop(build, holder.unit)
+            apart = part.local.drop(build, holder.unit)
             holder.groups.remove(build)
-            if not build.sources:
+            if apart:
+                self._replace(part, build, apart)
+            elif not build.sources:
                 part.open += 1
                 part.free(part.holders)
         holder.pending = 0
         self.destroy(holder)
+
+    def _replace(self, part: Part, build: Build, apart: Sequence[Build]) -> None:
+        """A group is no more: it has fallen apart."""
+        self._run.minds.add("longest_first")
+        self._run.waiting.forget(build)
+        if id(build) in part.risky:
+            part.risky.remove(id(build))
+            part.risky.update(id(each) for each in apart if each.sources)
+        for unit in build.sources:
+            holder = part.old[unit.devices]
+            holder.groups.remove(build)
+            holder.pending -= 1
+        build.goals = ()
+        for each in apart:
+            for unit in each.sources:
+                holder = part.old[unit.devices]
+                holder.groups.append(each)
+                holder.pending += 1
+            if not each.sources:
+                part.open += 1
+            self._run.bits.append(part.site.joined(each.goals))
+            self._run.waiting.enter(each, part)
+        part.free(part.holders)
 
     def releases(self, holder: Holder, drop: bool = False) -> dict[int, int]:
         """Bytes that its Destroy frees by device: storage that goal units have taken over stays."""

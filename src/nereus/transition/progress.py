@@ -23,6 +23,8 @@ class Progress:
     order: list[Step] = field(default_factory=list)
     steps: dict[int, Step] = field(default_factory=dict)
     """id of a group → its step."""
+    bits: list[int] = field(default_factory=list)
+    """Devices of each group's goal units, a bit each."""
     busy: int = 0
     """Devices that take part in a group, a bit each."""
     minds: set[str] = field(default_factory=set)

@@ -53,8 +53,8 @@ class Run:
         self.room, self._waiting, self._parts = room, waiting, parts
         self._running: list[tuple[float, int, int, Build]] = []
         """End, index, devices as bits and group of those that have started."""
-        self._bits = [_bits(build, site) for local in locals_ for build in local.builds]
-        """Devices of each group's goal units."""
+        self._bits = self._so_far.bits
+        self._bits += [site.joined(build.goals) for local in locals_ for build in local.builds]
         sizes = [build.received_bytes for local in locals_ for build in local.builds]
         if any(before < after for before, after in pairwise(sizes)):
             self._so_far.minds.add("longest_first")
@@ -106,8 +106,7 @@ class Run:
         return others
 
     def queue(self, builds: Iterable[Build]) -> None:
-        """They start by themselves, and no others."""
-        self._waiting.clear()
+        """They start by themselves."""
         for build in builds:
             self._waiting.queue(build)
 
@@ -240,7 +239,9 @@ class Run:
         return True
 
     def _try(self, build: Build) -> None:
-        """Start a group that reads certain units; it may have lost all of them since it was queued."""
+        """Start a group that reads certain units; it may have lost all of them since it was queued, or be no more."""
+        if not build.goals:
+            return
         if not build.sources:
             self._waiting.queue(build)
             return
@@ -301,14 +302,6 @@ class Run:
         self.leaving.dismiss(part.going if first else sources)
         if part.queue or part.shy:
             self._waiting.serve(part)
-
-
-def _bits(build: Build, site: Site) -> int:
-    """The devices of its goal units."""
-    found = 0
-    for goal in build.goals:
-        found |= site.spot(goal.devices).devices
-    return found
 
 
 def _joined(bits: int, holders: Iterable[Holder]) -> int:

@@ -58,6 +58,13 @@ class Site:
             found = self._spots[devices] = self._found(devices)
         return found
 
+    def joined(self, units: Iterable[EMU]) -> int:
+        """The devices of some units, a bit each."""
+        found = 0
+        for unit in units:
+            found |= self.spot(unit.devices).devices
+        return found
+
     def first(self, devices: Iterable[int], among: int) -> int:
         """The first of some devices that has its bit in `among`."""
         bits = self.bits

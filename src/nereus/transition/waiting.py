@@ -27,16 +27,35 @@ class Waiting:
         """Those devices, a bit each."""
         self.short: dict[int, list[Build]] = {}
         """Device → groups that wait for memory on it."""
+        self._builds: list[Build] = []
+        """All groups by index, kept: others tell them by `id`."""
         self._part_of: list[Part] = []
         for part in parts.values():
             for build in part.local.builds:
-                build.index = len(self._part_of)
+                build.index = len(self._builds)
+                self._builds.append(build)
                 self._part_of.append(part)
                 (self.ready if build.sources else part.queue).append(self.entry(build))
             if part.queue:
                 heapify(part.queue)
                 self.serve(part)
         heapify(self.ready)
+
+    def enter(self, build: Build, part: Part) -> None:
+        """A group of the model-stage is new; it could start."""
+        build.index = len(self._builds)
+        self._builds.append(build)
+        self._part_of.append(part)
+        self.queue(build)
+
+    def forget(self, build: Build) -> None:
+        """It waits for memory no longer."""
+        for device, builds in self.short.items():
+            if build in builds:
+                builds.remove(build)
+                if not builds:
+                    del self.short[device]
+                return
 
     def part(self, build: Build) -> Part:
         """The model-stage that a group builds."""
@@ -47,7 +66,9 @@ class Waiting:
         return (-build.received_bytes if self._longest_first else 0, build.index, build)
 
     def queue(self, build: Build) -> None:
-        """It could start."""
+        """It could start, unless it has fallen apart."""
+        if not build.goals:
+            return
         if build.sources:
             heappush(self.ready, self.entry(build))
         else:
