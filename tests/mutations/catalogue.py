@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from tests.mutations.engine import ENGINE
+from tests.mutations.exchanges import EXCHANGES
 from tests.mutations.folding import FOLDING
 from tests.mutations.harness import Mutation
 from tests.mutations.library import LIBRARY
 from tests.mutations.orders import ORDERS
 from tests.mutations.reading import READING
+from tests.mutations.short_memory import SHORT_MEMORY
 
 ALGORITHMS = (
     Mutation(
@@ -154,7 +156,7 @@ TRANSITIONS = (
         "transition/routes.py",
         "node_of=dag.node_of)",
         "node_of=None)",
-        "tests/transition/test_alike.py::test_loads_are_the_sums_of_the_moves_of_each_primitive",
+        "tests/transition/test_alike.py::test_senders_on_the_same_node_are_asked_first_in_a_transition",
     ),
     Mutation(
         "count nobody's staging buffers",
@@ -241,4 +243,5 @@ TRAINER = (
     ),
 )
 
-MUTATIONS = ALGORITHMS + TASKS + TRANSITIONS + ORDERS + FOLDING + ENGINE + READING + LIBRARY + TRAINER
+PLANNING = TRANSITIONS + EXCHANGES + ORDERS + SHORT_MEMORY + FOLDING
+MUTATIONS = ALGORITHMS + TASKS + PLANNING + ENGINE + READING + LIBRARY + TRAINER
