@@ -43,7 +43,7 @@ from nereus.transition.buckets import bucket_bytes, staging_bytes
 from nereus.transition.exchanges import Exchanges, exchanges_of
 from nereus.transition.flows import Flow, Job, dealt
 from nereus.transition.minimum import minimum_on_nodes
-from nereus.transition.routes import fingerprint
+from nereus.transition.routes import exchanges, fingerprint, goal_units, source_units
 from nereus.transition.site import Site
 from nereus.transition.sizes import sizes_of
 from tests.oracles import least_bytes
@@ -163,6 +163,10 @@ def test_loads_are_the_sums_of_the_moves_of_each_primitive(seed: int) -> None:
             assert loads.of[primitive.id].link_bytes == {"intra": near, "inter": expected.total() - near}
             assert loads.of[primitive.id].seconds == pytest.approx(busiest_s(expected))
     assert loads.staging_bytes == dict(staged)
+    for group, exchange in exchanges(dag, schemas):
+        job = Job(ordered(source_units(group)), ordered(goal_units(dag, group)))
+        alone = dealt(schemas[group[0].model_stage], job, node_of=NODES).flows()
+        assert list(exchange.flows()) == list(alone)  # senders on the same node are asked first
     found = estimate(dag, schemas, CLUSTER, Calibration())
     assert found.moved_bytes == sum(sum(each.values()) for each in pairs.values())
 
