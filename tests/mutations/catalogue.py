@@ -156,7 +156,7 @@ TRANSITIONS = (
         "transition/routes.py",
         "node_of=dag.node_of)",
         "node_of=None)",
-        "tests/transition/test_alike.py::test_senders_on_the_same_node_are_asked_first_in_a_transition",
+        "tests/transition/test_alike.py::test_loads_are_the_sums_of_the_moves_of_each_primitive",
     ),
     Mutation(
         "count nobody's staging buffers",
