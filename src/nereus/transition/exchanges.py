@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
+from operator import attrgetter
 
 from nereus.core import EMU, StateSchema
 from nereus.transition.flows import Flow, Job, dealt, moved
@@ -16,6 +17,8 @@ from nereus.transition.profile import PerSchema
 
 MOST_POSITIONS = 1 << 16
 """Positions of units, in all patterns that are remembered of one schema."""
+
+_devices = attrgetter("devices")
 
 Pairs = Mapping[tuple[int, int], int]
 """(source, target) → elements of one kind."""
@@ -127,4 +130,4 @@ def numbered(devices: Sequence[int], node_of: Mapping[int, int]) -> tuple[int, .
 
 
 def _sorted(units: Sequence[EMU]) -> Sequence[EMU]:
-    return units if len(units) == 1 else sorted(units, key=lambda unit: unit.devices)
+    return units if len(units) == 1 else sorted(units, key=_devices)

@@ -120,8 +120,9 @@ def exchanges(
     for group in dag.groups.values():
         ms = group[0].model_stage
         if ms in schemas:
-            built = group[0].targets
+            read, built = group[0].sources, group[0].targets
             if len(group) > 1:
+                read = source_units(group)
                 if ms not in goal:
                     goal[ms] = {unit: block.layout for block in dag.goal.blocks(ms) for unit in block.devices}
                 there = goal[ms].get
@@ -129,7 +130,7 @@ def exchanges(
                 built = tuple(dict.fromkeys([unit for unit in made if there(unit.devices) == unit.layout]))
             if ms not in found:
                 found[ms] = exchanges_of(schemas[ms])
-            yield group, found[ms].of(Job(source_units(group), built), node_of=dag.node_of)
+            yield group, found[ms].of(Job(read, built), node_of=dag.node_of)
 
 
 def shares(group: Sequence[Primitive], exchange: Exchange) -> Sequence[Pairs]:
