@@ -32,8 +32,8 @@ FOLDING = (
     Mutation(
         "count what one copy moves",
         "transition/estimate.py",
-        'links["intra"] += len(lot.copies) * load.intra_bytes',
-        'links["intra"] += load.intra_bytes',
+        'links["intra"] += copies * sum(',
+        'links["intra"] += sum(',
         EVERY_COPY,
     ),
     Mutation(

@@ -113,9 +113,9 @@ ORDERS = (
     ),
     Mutation(
         "bound the span by one round too many",
-        "transition/bound.py",
-        "ceil(log2(wanted / senders) - 1e-9)",
-        "(1 + ceil(log2(wanted / senders) - 1e-9))",
+        "transition/doubling.py",
+        "return making.round_bytes * found",
+        "return making.round_bytes * (found + 1)",
         BRUTE_FORCE,
     ),
     Mutation(

@@ -144,7 +144,10 @@ class EMUSet:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The `units` of a set that was made of blocks, at first use; no other field is ever unset."""
+            """The `units` of a set that was made of blocks, at first use; no other field is ever unset.
+
+            They are a field, which the codec takes: no property can have its name, nor can a slotted class cache one.
+            """
             if name != "units":
                 raise AttributeError(f"an EMUSet has no {name}")
             made = {ms: {unit.devices: unit for unit in self.of(ms)} for ms in self._blocks}

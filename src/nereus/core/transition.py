@@ -153,7 +153,11 @@ class TransitionDAG:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The primitives and edges of all lots, at first use; no other field is ever unset."""
+            """The primitives and edges of all lots, at first use; no other field is ever unset.
+
+            They are fields, which `replace` and the codec take: no property can have their names, nor can a slotted
+            class cache one. What is set is found without coming here.
+            """
             if name not in ("primitives", "edges"):
                 raise AttributeError(f"a TransitionDAG has no {name}")
             parts = [part for lot in self.lots for part in lot.parts()]
