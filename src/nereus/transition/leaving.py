@@ -20,22 +20,17 @@ class Leaving:
 
     @cached_property
     def _on(self) -> dict[int, list[Holder]]:
-        """Device that may run short → units on it that go."""
+        """Device that may run short → units on it that go and are still there."""
         found: dict[int, list[Holder]] = {}
         for part in self._run.parts.values():
-            for holder in part.going:
+            for holder in [holder for holder in part.going if not holder.gone]:
                 for device in self._run.room.capacity.keys() & holder.unit.devices:
                     found.setdefault(device, []).append(holder)
         return found
 
     def on(self, device: int) -> list[Holder]:
         """Units that go and are still there, on a device that may run short."""
-        there = self._on.get(device)
-        if there is None:
-            return []
-        if any([holder.gone for holder in there]):
-            there = self._on[device] = [holder for holder in there if not holder.gone]
-        return there
+        return self._on.get(device, [])
 
     def dismiss(self, holders: Iterable[Holder], wanted: Build | None = None) -> bool:
         """Destroy those that nobody has to read any more; `wanted` waits for their memory. Whether there were any."""
@@ -177,6 +172,9 @@ class Leaving:
     def destroy(self, holder: Holder) -> None:
         """The unit leaves."""
         step = Step(holder=holder, releases=self.releases(holder))
+        if self._run.room.capacity:
+            for device in self._run.room.capacity.keys() & holder.unit.devices:
+                self._on[device].remove(holder)
         holder.gone = True
         holder.part.alive -= 1
         self._free(step)
