@@ -1,6 +1,7 @@
 """Small transitions beside the shortest of all their orders, found by trying them all.
 
-`python -m benchmarks.transitions --only smallest`. Random layouts and devices, at most six units to build. The oracle
+`python -m benchmarks.transitions --only smallest`. Random layouts and devices, at most six units to build; and ranges
+of devices of one to three model-stages that change, as in the part `schedule` on fewer devices. The oracle
 knows nothing of the scheduler. It is asked twice: for the groups that the scheduler may form, and for groups of any
 goal units, which may take less.
 """
@@ -16,11 +17,12 @@ from tests.oracles.shortest_orders import TooManyError, shortest_bytes
 from tests.support.small import full, three
 
 from benchmarks._result import Result
+from benchmarks.transitions.schedule import SLACK
 from nereus.core import Assignment, Candidate, EMUSet, InfeasibleError, Layout, ModelStage, Plan, expand
 from nereus.transition import connect
 from nereus.transition.budget import Budget
 
-CASES, GROUPS = 400, 6
+CASES, RANGES, GROUPS = 400, 200, 6
 SCHEMAS = three(rows=12)
 ROUNDED = 1.0
 """Spans and bounds are whole bytes."""
@@ -42,7 +44,8 @@ def run(quick: bool = False) -> list[Result]:
     for where, limited in (("ample memory", False), ("little memory", True)):
         solved = list(cases(20 if quick else CASES, limited))
         found += _lines(where, [case for case in solved if case.shortest])
-    return found
+    moving = [case for case in ranges(5 if quick else RANGES) if case.shortest]
+    return found + _lines(f"ranges that move, {SLACK:.0%} more memory than either end needs", moving)
 
 
 def cases(count: int, limited: bool) -> Iterator[Case]:
@@ -58,6 +61,35 @@ def cases(count: int, limited: bool) -> Iterator[Case]:
         except (InfeasibleError, TooManyError):
             continue
         count -= 1
+
+
+def ranges(count: int) -> Iterator[Case]:
+    """Model-stages on ranges of their own, other ranges and layouts afterwards, in half of the cases permuted."""
+    rng = random.Random(2)
+    while count:
+        devices, model_stages = 2 * rng.randint(3, 5), rng.sample(list(SCHEMAS), rng.randint(1, 3))
+        after = rng.sample(model_stages, len(model_stages)) if rng.random() < 0.5 else model_stages
+        start, goal = (expand(_ranges(rng, order, devices)) for order in (model_stages, after))
+        if len(set(start)) > GROUPS or not 0 < len(set(goal) - set(start)) <= GROUPS:
+            continue
+        most = full(start, goal, schemas=SCHEMAS)
+        try:
+            yield _solved(start, goal, {device: int(size * (1 + SLACK)) for device, size in most.items()})
+        except (InfeasibleError, TooManyError):
+            continue
+        count -= 1
+
+
+def _ranges(rng: random.Random, model_stages: list[ModelStage], devices: int) -> Plan:
+    cuts = [0, *sorted(rng.sample(range(2, devices, 2), len(model_stages) - 1)), devices]
+    chosen = []
+    for ms, low, high in zip(model_stages, cuts, cuts[1:], strict=False):
+        fitting = [(tp, pp) for tp in (1, 2, 4) for pp in (1, 2, 4) if tp * pp <= high - low]
+        layout = Layout(*rng.choice(fitting))
+        firsts = range(low, high - layout.size + 1, layout.size)
+        placed = tuple(tuple(range(first, first + layout.size)) for first in firsts)
+        chosen.append(Assignment(Candidate(ms, layout, len(placed)), placed))
+    return Plan(tuple(chosen))
 
 
 def _solved(start: EMUSet, goal: EMUSet, capacity: dict[int, int]) -> Case:
