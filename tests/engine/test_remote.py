@@ -25,7 +25,7 @@ from nereus.core import (
 )
 from nereus.engine.ledger import Ledger
 from nereus.engine.mover import Mover
-from nereus.engine.positions import Position, Positions
+from nereus.engine.positions import Position, Positions, shards
 from nereus.engine.reading import LEAST_RUN_BYTES
 from nereus.engine.remote import Remote, tiny_pieces_of
 from nereus.engine.transports import attach
@@ -127,6 +127,7 @@ def test_tensors_that_do_not_lie_as_their_shards_say_are_not_shown() -> None:
         assert changed.addresses(position.held, KINDS) is None
     half = filled(HALF, 1)
     assert position.addresses(half.held, KINDS) is None, "of another unit than was thought"
+    assert half.addresses(shards(SCHEMA, HALF, 9), KINDS) is None, "the other half has the same shapes"
     assert position.addresses(position.held, {**KINDS, Kind.MASTER: "fp32"}) is None
     assert position.addresses(position.held, {Kind.PARAM: "fp32"}) is None
     backwards = position.addresses(position.held, dict(reversed(KINDS.items())))

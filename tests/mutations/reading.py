@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutations.harness import Mutation
 
 ATTACH, SIDE = "tests/engine/test_attach.py::", "tests/engine/test_side_stream.py::"
+REMOTE, EXECUTOR = "tests/engine/test_remote.py::", "tests/engine/test_executor.py::"
 
 READING = (
     Mutation(
@@ -41,5 +42,33 @@ READING = (
         "            tensor.record_stream(stream)",
         "            pass",
         SIDE + "test_memory_is_kept_where_the_work_fails_and_nobody_waits_for_the_device",
+    ),
+    Mutation(
+        "read a position that is of another unit than was thought",
+        "engine/positions.py",
+        "if tensor is None or self.held.get(name) != shard:",
+        "if tensor is None:",
+        REMOTE + "test_tensors_that_do_not_lie_as_their_shards_say_are_not_shown",
+    ),
+    Mutation(
+        "read from the start of a shard, wherever a part begins",
+        "engine/remote.py",
+        "(box.start - shard.start) * strides[box.dim]",
+        "box.start * 0 * strides[box.dim]",
+        REMOTE + "test_parts_arrive_where_they_belong_and_nothing_else_changes",
+    ),
+    Mutation(
+        "let go of a source before all have said that they committed",
+        "engine/progress.py",
+        "if self.telling and isinstance(primitive, Destroy):",
+        "if False:",
+        EXECUTOR + "test_a_destroy_waits_until_all_have_said_that_they_committed",
+    ),
+    Mutation(
+        "leave a batch open that has failed",
+        "engine/groups.py",
+        "                live._end_coalescing(*where)\n            raise",
+        "                pass\n            raise",
+        SIDE + "test_a_batch_that_fails_is_ended_all_the_same",
     ),
 )
