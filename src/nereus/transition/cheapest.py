@@ -24,7 +24,8 @@ UNITS_A_TRY = 8
 class Cheapest:
     """An order. `lost_bytes` are received beyond what arrives when every old unit is read on its own devices.
 
-    `least`: no order loses less.
+    `least`: no order loses less of those in which an old unit leaves early only for a group that has no room beside it,
+    or to untie a group. Where a tied group fits whole, that others lose as much has not been shown.
     """
 
     lead: Lead

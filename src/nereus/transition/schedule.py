@@ -101,43 +101,64 @@ def schedule(
     dead ends or is too long for `aim`, which does not mean that there is no order.
     """
     site, aim = site or Site(), aim or Aim()
-    known = aim.least_bytes
-    least = bound_bytes(ways[IN_PLACE], memory.used, memory.capacity, site) if known is None else known
-    enough = max(least, aim.enough_bytes)
+    if (least := aim.least_bytes) is None:
+        least = bound_bytes(ways[IN_PLACE], memory.used, memory.capacity, site)
+    enough, limit, impatient = max(least, aim.enough_bytes), aim.limit_bytes, aim.limit_bytes < inf
     best: Run | None = None
-    blocked = BlockedError(f"no order shorter than {aim.limit_bytes:,.0f} bytes was found")
-    limit, impatient = aim.limit_bytes, aim.limit_bytes < inf
     budget = TRIED_GROUPS if aim.tried_groups is None else aim.tried_groups
-    tried: list[tuple[str, Rule, Set[str]]] = []
-    """And the fields of rules that make a difference to it."""
-    rooms: dict[str, Room] = {}
-    """Way → the room for it."""
+    tries = _Tries(ways, memory, site, lead)
     for (way, rule), saved in zip(TRIES, SAVED, strict=True):
-        if way not in ways or any(way == other and rule.like(done, minds) for other, done, minds in tried):
+        if not tries.differs(way, rule):
             continue
         groups = sum(len(local.builds) for local in ways[way])
         worth = budget > 0 and groups * GROUP_S * site.bytes_per_s <= saved * (limit - enough)
-        if tried and (limit <= enough or (impatient and not worth)):
+        if tries.made and (limit <= enough or (impatient and not worth)):
             continue
         budget -= groups
-        room = rooms[way] = rooms[way].afresh() if way in rooms else _room(ways[way], memory)
-        run, stuck = _attempt(ways[way], room, site, rule, lead, limit)
-        tried.append((way, rule, run.minds))
+        run, stuck = tries.make(way, rule, limit)
         if stuck is not None:
-            blocked = _blocked(stuck, memory) if stuck.short_bytes or not blocked.short_bytes else blocked
             impatient |= aim.tried_groups is not None
-            if len(tried) == 1 and aim.hopeless():
+            if len(tries.made) == 1 and aim.hopeless():
                 break
         elif not run.late:
             best, limit, impatient = run, run.span_bytes, True
     if best is None:
-        raise blocked
+        raise tries.blocked or BlockedError(f"no order shorter than {aim.limit_bytes:,.0f} bytes was found")
     return _dag(start, goal, best, round(least))
 
 
-def _room(locals_: Sequence[LocalDAG], memory: Memory) -> Room:
-    builds = [build for local in locals_ for build in local.builds]
-    return Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
+class _Tries:
+    """Those made for one transition: what each was, and the room for each way to decompose, found once."""
+
+    def __init__(self, ways: Mapping[str, Sequence[LocalDAG]], memory: Memory, site: Site, lead: Lead | None) -> None:
+        self._ways, self._memory, self._site, self._lead = ways, memory, site, lead
+        self.made: list[tuple[str, Rule, Set[str]]] = []
+        """Way, rule, and the fields of rules that make a difference to it."""
+        self.blocked: BlockedError | None = None
+        """Why the last one ended without all groups; where one was short of memory, the last such."""
+        self._rooms: dict[str, Room] = {}
+        """Way → the room for it."""
+
+    def differs(self, way: str, rule: Rule) -> bool:
+        """Whether a try could lead to another order than those made."""
+        return way in self._ways and not any(
+            way == other and rule.like(done, minds) for other, done, minds in self.made
+        )
+
+    def make(self, way: str, rule: Rule, limit_bytes: float) -> tuple[Run, Stuck | None]:
+        """One order of a way, as far as it goes."""
+        run, stuck = _attempt(self._ways[way], self._room(way), self._site, rule, self._lead, limit_bytes)
+        self.made.append((way, rule, run.minds))
+        if stuck is not None and (stuck.short_bytes or self.blocked is None or not self.blocked.short_bytes):
+            self.blocked = _blocked(stuck, self._memory)
+        return run, stuck
+
+    def _room(self, way: str) -> Room:
+        if way in self._rooms:
+            return self._rooms[way].afresh()
+        memory, builds = self._memory, [build for local in self._ways[way] for build in local.builds]
+        room = self._rooms[way] = Room(memory.used, memory.capacity, builds, memory.buffer_bytes)
+        return room
 
 
 def _attempt(
