@@ -6,7 +6,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from nereus.cli.check import validate
 from nereus.core import SettingsError
 from nereus.cost.state import schemas
 from nereus.report import history, live, summary, trace
+from nereus.settings import Settings
 
 SETTINGS = "settings.yaml"
 """The resolved settings of a run, in its directory."""
@@ -43,26 +44,11 @@ def train(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     config, source = build.job_config(settings), build.cluster_source(settings)
     trainer, checkpoint = (import_extra(f"nereus.trainer.{name}") for name in ("run", "checkpoint"))
-    began = 0
-    if resume is not None:
-        stored = checkpoint.latest(resume)
-        checkpoint.check(stored, schemas(build.workflow(settings)), settings.run.seed)
-        began = checkpoint.read_manifest(stored).step
-        if began >= settings.run.steps:
-            raise SettingsError(
-                f"{resume} is at step {began}, run.steps is {settings.run.steps}: --set run.steps to more"
-            )
+    began = 0 if resume is None else _resumed_at(resume, settings, checkpoint)
     directory = run_dir or resume or fresh(Path(settings.run.directory))
     if run_dir is not None and recorded(run_dir) and (resume is None or run_dir.resolve() != resume.resolve()):
         raise SettingsError(f"{directory} already holds a run: give another --run-dir, or --resume {directory}")
-    resolved = as_yaml(settings.model_dump(mode="json", exclude_none=True))
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if recorded(directory):
-            (directory / SETTINGS).rename(directory / f"settings-until-{began}.yaml")
-        (directory / SETTINGS).write_text(resolved)
-    except OSError as error:
-        raise SettingsError(f"run directory {directory}: cannot be written: {error.strerror}") from None
+    _keep_settings(directory, settings, began)
     past = history.History()
     recorders = [*build.recorders(settings, directory), past]
     rule, thresholds = build.admission_rule(settings), build.thresholds(settings)
@@ -79,6 +65,28 @@ def train(
         out.print(
             f"stopped by the user at step {finished.step}; resume with: nereus train --resume {directory}", markup=False
         )
+
+
+def _resumed_at(run: Path, settings: Settings, checkpoint: Any) -> int:
+    """The step a run has come to. Raises SettingsError when it cannot go on from there."""
+    stored = checkpoint.latest(run)
+    checkpoint.check(stored, schemas(build.workflow(settings)), settings.run.seed)
+    began: int = checkpoint.read_manifest(stored).step
+    if began >= settings.run.steps:
+        raise SettingsError(f"{run} is at step {began}, run.steps is {settings.run.steps}: --set run.steps to more")
+    return began
+
+
+def _keep_settings(directory: Path, settings: Settings, began: int) -> None:
+    """Write the resolved settings of a run; those it had until step `began` stay beside them."""
+    resolved = as_yaml(settings.model_dump(mode="json", exclude_none=True))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if recorded(directory):
+            (directory / SETTINGS).rename(directory / f"settings-until-{began}.yaml")
+        (directory / SETTINGS).write_text(resolved)
+    except OSError as error:
+        raise SettingsError(f"run directory {directory}: cannot be written: {error.strerror}") from None
 
 
 def recorded(directory: Path) -> bool:
