@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import ceil, gcd
 
 from nereus.core import EMU
 from nereus.transition.demand import Demand, Stage
-from nereus.transition.growth import Gate, Growth, Swap, least_rounds
+from nereus.transition.growth import ROUNDING, Gate, Growth, Swap, least_rounds
 from nereus.transition.releasing import Releases
 
 
@@ -80,11 +80,21 @@ def _doubled(making: _Making, held: int, wanted: int, step: int, stages: Sequenc
         tied[id(each.build)] += 0 if each.alone else each.goal.layout.size
     whole = not making.settled and max(tied.values()) <= min(unit.layout.size for unit in making.stage.old)
     growth = Growth(held, wanted, swaps, whole)
-    found = growth.rounds(Gate())
+    found = max(growth.rounds(Gate()), _before_tail(making, growth, releases))
     for other in stages if any(each.gone for each in making.fresh) else ():
         gates = _gates(making, other, releases, {unit: swap for unit, (swap, _) in swap_of.items()})
         found = max(found, min(map(growth.rounds, gates), default=0.0))
     return making.round_bytes * found
+
+
+def _before_tail(making: _Making, growth: Growth, releases: Releases) -> float:
+    """Once all old units have left, only new ones are read, and the tail of the last one is yet to come."""
+    tail = releases.tails.get(making.stage.model_stage, 0.0) / making.round_bytes
+    beside = sum(making.settled.values()) + sum(swap.spare * count for swap, count in growth.swaps.items())
+    enough = growth.wanted
+    for _ in range(ceil(tail - ROUNDING)):
+        enough = max(0, -(-(enough - beside) // 2))
+    return growth.rounds(Gate(), enough) + tail if tail and enough else 0.0
 
 
 def _swaps(making: _Making, step: int) -> dict[EMU, tuple[Swap, int]]:

@@ -51,8 +51,9 @@ class Growth:
     swaps: Counter[Swap]
     whole: bool = False
 
-    def rounds(self, gate: Gate) -> float:
-        """The least until all have received."""
+    def rounds(self, gate: Gate, enough: int | None = None) -> float:
+        """The least until `enough` have received; None: all."""
+        least = self.wanted if enough is None else enough
         opened = Counter(gate.opened)
         shut = self._levels(self.held, self.swaps, 0)
         through = self._levels(self.held - gate.held, self.swaps - opened, sum(swap.spare for swap in gate.opened))
@@ -60,7 +61,7 @@ class Growth:
         ends = {float(count) for count in range(1, most)}
         ends |= {gate.earliest + count for count in range(1, most)} if gate.late else set()
         found = sorted(ends)
-        index = bisect_left(found, True, key=lambda end: _made(end, gate, shut, through) >= self.wanted)
+        index = bisect_left(found, True, key=lambda end: _made(end, gate, shut, through) >= least)
         return found[min(index, len(found) - 1)]
 
     def _levels(self, held: int, swaps: Counter[Swap], spare: int) -> _Levels:
