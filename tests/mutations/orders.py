@@ -177,9 +177,23 @@ ORDERS = (
     Mutation(
         "forget what is lost with a unit that leaves",
         "transition/decompose.py",
-        "            build.price(self.pricing)\n",
-        "            pass\n",
+        "        build.price(self.pricing)\n        senders",
+        "        senders",
         TESTS + "test_what_left_before_it_could_be_read_is_received_in_full",
+    ),
+    Mutation(
+        "keep a group together whatever its sources have to send",
+        "transition/decompose.py",
+        "        return self._apart(build)\n",
+        "        return []\n",
+        TESTS + "test_a_group_falls_apart_where_what_it_still_reads_would_send_for_longer_than_it_receives",
+    ),
+    Mutation(
+        "read nothing that a known way does not tell of",
+        "transition/lead.py",
+        "if there and not any(there):",
+        "if not any(there):",
+        TESTS + "test_a_lead_leaves_units_to_be_read_where_it_builds_nothing",
     ),
     Mutation(
         "copy whole goal units in the paper's composition",
